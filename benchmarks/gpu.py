@@ -18,6 +18,7 @@ import numpy as np
 
 import equipoise as eq
 from equipoise.models import Model, cnn, cross_entropy, resnet
+from equipoise.models.convolution import Bias, Weight, plus, pooled
 
 # Of an H200: bytes/s of its memory, flop/s of its matrix units.
 BANDWIDTH, PEAK = 4.8e12, {"float32": 67e12, "tf32": 495e12}
@@ -81,6 +82,16 @@ def softmax(n: int, m: int, samples: int, features: int, batch: int, steps: int,
     timed(f"softmax regression, {what}", algorithm, jnp.zeros(task.size, jnp.float32), data, rounds)
 
 
+def natively(x: jax.Array, weight: Weight, bias: Bias, stride: int, pool: bool) -> jax.Array:
+    """XLA's own convolution; with other weights for each client it becomes one of as many groups."""
+    around = (weight.shape[2] // 2,) * 2
+    flat = weight.transpose(2, 3, 1, 0)
+    out = jax.lax.conv_general_dilated(
+        x, flat, (stride, stride), (around, around), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return plus(pooled(out) if pool else out, bias)
+
+
 def images(name: str, model: Model, n: int, rounds: int, products: str) -> None:
     """A network on 32 x 32 x 3 images, 10 local steps of batch 50, in each form of convolution."""
     module = sys.modules["equipoise.models.convolution"]
@@ -88,6 +99,7 @@ def images(name: str, model: Model, n: int, rounds: int, products: str) -> None:
     inputs = jax.random.randint(key, (n, 200, 32, 32, 3), 0, 256, jnp.uint8)
     data = eq.data.Shards(inputs, jax.random.randint(key, (n, 200), 0, 10), jnp.full(n, 200, jnp.int32))
     chosen = dict(module.BY_BACKEND)
+    module.CONVOLUTIONS["native"] = natively
     for form in module.CONVOLUTIONS:
         module.BY_BACKEND[jax.default_backend()] = form
         task = eq.tasks.task_of(model.init, model.apply, cross_entropy, batch=50)

@@ -59,7 +59,7 @@ class Stopped(KeyboardInterrupt):
         self.result = result
 
 
-def is_concrete(*values: Any) -> bool:
+def is_concrete(*values: object) -> bool:
     """Whether the values are numbers by now: inside jit and vmap they may be tracers, which no check can see."""
     jax = sys.modules.get("jax")  # which is not loaded for the sake of a check
     return jax is None or not any(isinstance(value, jax.core.Tracer) for value in values)

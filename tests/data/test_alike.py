@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.data.alike import alike
+from equipoise.data.pool import alike
 from equipoise.errors import InputError
 from tests.problems import unequal
 

@@ -7,8 +7,8 @@ import pytest
 
 import equipoise as eq
 from equipoise import steps
-from equipoise.data.alike import alike
 from equipoise.data.datasets import catalogue
+from equipoise.data.pool import alike
 from equipoise.errors import InputError
 from equipoise.experiment import batch, origin, plan, records, run
 from equipoise.experiment.config import parse

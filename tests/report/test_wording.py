@@ -94,9 +94,9 @@ def test_without_rows_in_common_errors_are_independent(five):
     old, new = numbers.reported(five)[2], numbers.reported(five)[1]
     assert numbers.paired(old, new) is None
     worst, mean = wording.changes(old, new, None)
-    assert worst.gain == pytest.approx(new.summary["worst20"] - old.summary["worst20"])
-    assert worst.gain - worst.low == pytest.approx((0.024**2 + 0.016**2) ** 0.5)  # the halves that face each other
-    assert mean.high - mean.gain == pytest.approx(0.01 * 2**0.5)
+    assert worst.estimate == pytest.approx(new.summary["worst20"] - old.summary["worst20"])
+    assert worst.estimate - worst.low == pytest.approx((0.024**2 + 0.016**2) ** 0.5)  # the halves that face each other
+    assert mean.high - mean.estimate == pytest.approx(0.01 * 2**0.5)
     less, _ = wording.changes(old, new, numbers.Paired(numbers.UNKNOWN, 0.9))
     assert less.high - less.low < 0.5 * (worst.high - worst.low)
 

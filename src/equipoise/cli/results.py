@@ -103,11 +103,11 @@ def show(done: list, folder: Path) -> None:
     with busy("comparing"):
         table = tables.comparison(done, console.width) if len(done) > 1 else tables.per_client(done[0])
     console.print(table)
-    if len(done) > 1 and (scores := tables.scores_table(done, console.width, personal.scores_offered)) is not None:
+    if len(done) > 1 and (scores := tables.scores_table(done, console.width)) is not None:
         console.print(scores)
     for run in done:
         chosen = run.personal is not None and run.personal.kind == "best"  # of several, in a sentence and on the page
-        if (len(done) == 1 or not chosen) and (own := personal.table(run)) is not None:
+        if (len(done) == 1 or not chosen) and (own := tables.own_models(run)) is not None:
             console.print(own)
     for group in numbers.comparable(numbers.reported(done)):
         if gains := wording.who_gains(group):

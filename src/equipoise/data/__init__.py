@@ -1,7 +1,7 @@
 """Data of many owners, side by side.
 
     shards.py    what engines need of the clients' data, and examples padded to a common length
-    pool.py      examples stored once, row after row; alike.py several federations in one shape
+    pool.py      examples stored once, row after row; several federations in one shape
     dataset.py   a data set before it is divided; partition.py ways to divide it
     datasets/    data sets by name
     silos/       a file per owner
@@ -10,7 +10,7 @@ Whatever reads files is imported when it is first asked for: `import equipoise` 
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equipoise.data.shards import ClientData as ClientData
 from equipoise.data.shards import OwnerRows as OwnerRows
@@ -29,27 +29,12 @@ MODULES |= {name: f"datasets.{name}" for name in ("catalogue", "features", "synt
 NAMES = {"Dataset": "dataset", "load": "datasets.catalogue"}
 NAMES |= dict.fromkeys(("Pool", "federate", "natural", "pools"), "pool")
 __all__ = [
-    "ClientData",
-    "Dataset",
-    "Pool",
-    "Shards",
-    "catalogue",
-    "features",
-    "federate",
-    "load",
-    "natural",
-    "partition",
-    "pools",
-    "silos",
-    "stack",
-    "synthetic",
-    "tabular",
-    "text",
-    "vision",
-]
+    "ClientData", "Dataset", "Pool", "Shards", "catalogue", "features", "federate", "load", "natural", "partition",
+    "pools", "silos", "stack", "synthetic", "tabular", "text", "vision",
+]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in MODULES:
         return importlib.import_module(f"equipoise.data.{MODULES[name]}")
     if name in NAMES:

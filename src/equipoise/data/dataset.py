@@ -1,6 +1,6 @@
 """What a data set is before it is divided among clients."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,15 +26,13 @@ class Dataset(NamedTuple):
     def flat(self) -> "Dataset":
         """Every example as one vector, for models that take features."""
 
-        def rows(a: Any) -> Any:
-            return None if a is None else a.reshape(len(a), -1)
+        def per_feature(a: float | np.ndarray) -> float | np.ndarray:
+            return a.reshape(-1) if isinstance(a, np.ndarray) and a.ndim else a
 
-        def per_feature(a: Any) -> Any:
-            return a.reshape(-1) if np.ndim(a) else a
-
+        tests = self.test_inputs
         return self._replace(
-            inputs=rows(self.inputs),
-            test_inputs=rows(self.test_inputs),
-            scale=per_feature(self.scale),
+            inputs=self.inputs.reshape(len(self.inputs), -1),
+            test_inputs=None if tests is None else tests.reshape(len(tests), -1),
+            scale=None if self.scale is None else per_feature(self.scale),
             offset=per_feature(self.offset),
         )

@@ -13,7 +13,7 @@ The usual order: divide, `split` each client into train and test, `thin` the tra
 import itertools
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -263,7 +263,7 @@ def summarize(
     )
 
 
-def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> Any:
+def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> object:
     """A rich table of clients x labels; beyond `columns` labels only how many a client holds."""
     from rich.markup import escape
     from rich.table import Table

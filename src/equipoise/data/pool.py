@@ -1,7 +1,7 @@
 """The clients' examples stored once, row after row, instead of padded to the largest client."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxtyping import Int
 from equipoise.data import partition
 from equipoise.data.dataset import Dataset
 from equipoise.data.shards import Shards, aligned_zeros, stack
-from equipoise.errors import require
+from equipoise.errors import InputError, require
 from equipoise.protocol import RandomKey
 
 
@@ -186,12 +186,11 @@ def pools(
     cut the training parts as `partition.at_most` and `partition.thin` do.
     """
     train, tested = hold_out(dataset, parts, key=key, test=test, test_parts=test_parts, max_size=max_size, thin=thin)
-    rows, options = (dataset.inputs, dataset.labels), dict[str, Any](scale=dataset.scale, offset=dataset.offset)
-    if dataset.test_inputs is None or dataset.test_labels is None:
-        tests = rows
-    else:
-        tests = (dataset.test_inputs, dataset.test_labels)
-    return federate(*rows, train, **options), federate(*tests, tested, **options)
+    rows = tests = dataset.inputs, dataset.labels
+    if dataset.test_inputs is not None and dataset.test_labels is not None:
+        tests = dataset.test_inputs, dataset.test_labels
+    made = partial(federate, scale=dataset.scale, offset=dataset.offset)
+    return made(*rows, train), made(*tests, tested)
 
 
 def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tuple[Pool | Shards, Pool | Shards]:
@@ -199,7 +198,6 @@ def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tup
     sizes, inputs, labels = (np.asarray(a) for a in (data.sizes, data.inputs, data.labels))
     require(sizes.min() >= 2, "some client has one row, of which none can be set aside; leave it out")
     if isinstance(data, Pool):
-        options: dict[str, Any] = {"scale": data.scale, "offset": data.offset, "dtype": data.dtype}
         starts = np.asarray(data.starts)
     else:
         starts = np.arange(data.n) * labels.shape[1]
@@ -208,7 +206,9 @@ def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tup
     strata = labels if labels.ndim == 1 else np.zeros(len(labels))
     rest, aside = partition.split(parts, strata, test=share, key=key)
     if isinstance(data, Pool):
-        return federate(inputs, labels, rest, **options), federate(inputs, labels, aside, **options)
+        offset = 0.0 if data.offset is None else data.offset
+        made = partial(federate, inputs, labels, scale=data.scale, offset=offset, dtype=data.dtype)
+        return made(rest), made(aside)
     return stack([(inputs[rows], labels[rows]) for rows in rest]), stack([(inputs[r], labels[r]) for r in aside])
 
 
@@ -232,3 +232,34 @@ def hold_out(
     if thin is not None:
         parts = partition.thin(parts, key, clients=thin[0], samples=thin[1])
     return parts, test_parts
+
+
+def alike(federations: Sequence[Any]) -> list[Any]:
+    """The same federations, filled up with rows of no client to one shape, so that one program serves them all.
+
+    Shards and Pools can be filled up; data of other kinds has to have one shape already.
+    """
+    shapes = {str(jax.tree.map(lambda a: (a.shape, a.dtype), data)) for data in federations}
+    if len(shapes) == 1:
+        return list(federations)
+    if all(isinstance(data, Shards) for data in federations):
+        rows, axis, changes = max(data.labels.shape[1] for data in federations), 1, {}
+    elif all(isinstance(data, Pool) for data in federations):
+        capacity = max(data.capacity for data in federations)
+        # From the start of every client `capacity` rows can be read.
+        rows = max(max(len(data.labels), int(np.max(data.starts)) + capacity) for data in federations)
+        axis, changes = 0, {"capacity": capacity}
+    else:
+        raise InputError("the trials' data differ in shape, and only Shards and Pools can be padded; give those")
+
+    def filled(a: ArrayLike) -> Any:
+        a = np.asarray(a)
+        width = [(0, 0)] * a.ndim
+        width[axis] = (0, rows - a.shape[axis])
+        return np.pad(a, width)
+
+    def padded(data: Any) -> Any:
+        arrays = {name: filled(getattr(data, name)) for name in ("inputs", "labels")}
+        return data._replace(**arrays) if isinstance(data, Shards) else replace(data, **arrays, **changes)
+
+    return [padded(data) for data in federations]

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Int
 
 from equipoise.errors import require
+from equipoise.protocol import Data
 
 
 @runtime_checkable
@@ -30,7 +31,7 @@ class ClientData(Protocol):
     def sizes(self) -> Any:
         """[n]: each client's number of examples."""
 
-    def client(self, i: ArrayLike) -> Any:
+    def client(self, i: ArrayLike) -> Data:
         """Client i's own shard, a tree of arrays of the same shape for all; `i` may be traced."""
 
 
@@ -56,8 +57,8 @@ class Shards(NamedTuple):
 class OwnerRows(NamedTuple):
     """The rows to train on, and those to score models on; of all owners, or of one."""
 
-    train: Any
-    test: Any  # the same where none were held out
+    train: Data
+    test: Data  # the same where none were held out
 
     @property
     def n(self) -> int:
@@ -71,13 +72,13 @@ class OwnerRows(NamedTuple):
         return OwnerRows(self.train.client(i), self.test.client(i))
 
 
-def client_shapes(data: ClientData) -> Any:
+def client_shapes(data: ClientData) -> Data:
     """The shapes of one client's shard, as `data.client` gives it; traced once for data of one shape."""
     return jax.eval_shape(_first_client, data)
 
 
 @jax.jit
-def _first_client(data: ClientData) -> Any:
+def _first_client(data: ClientData) -> Data:
     return data.client(0)
 
 

@@ -286,7 +286,7 @@ def rounds_of_many(structure: PyTreeDef, layout: Layout) -> Callable:
 
 def with_data_alike(trials: Sequence[Trial]) -> list[Trial]:
     """The trials with data of one shape; those that share data share it still."""
-    from equipoise.data.alike import alike  # which imports what reads files
+    from equipoise.data.pool import alike  # which imports what reads files
 
     distinct = {id(t.data): t.data for t in trials}
     padded = dict(zip(distinct, alike([*distinct.values()]), strict=True))

@@ -306,6 +306,14 @@ def of_means(
     )
 
 
+def of_means_alike(
+    mean: np.ndarray, squares: np.ndarray, rows: np.ndarray, *, root: bool = False
+) -> Callable[[np.ndarray], Evidence]:
+    """`of_means` of some of the clients, by their indices, with what all of them say of how widely rows scatter."""
+    usual, rare = usual_scatter(mean, squares, rows), rare_scatter(mean, squares, rows)
+    return lambda i: of_means(mean[i], squares[i], rows[i], root=root, least_scatter=usual, rare=rare)
+
+
 def of_errors(
     value: np.ndarray, error: np.ndarray, rows: np.ndarray, *, edges: tuple[float, float] = (-math.inf, math.inf)
 ) -> Evidence:

@@ -263,10 +263,9 @@ def _judged_own(task: Task, scores: tuple) -> Callable:
         algorithm = evaluation(task, everybody, None, scores=dict(scores))
         exchange = algorithm.round[0]
 
-        def judge(i: Array) -> Any:
-            return exchange.work(models[i], None, data.client(i), key)[1].each
-
-        each = jax.lax.map(judge, jnp.arange(data.n, dtype=jnp.int32))
+        each = jax.lax.map(
+            lambda i: exchange.work(models[i], None, data.client(i), key)[1].each, jnp.arange(data.n, dtype=jnp.int32)
+        )
         return exchange.close(algorithm.init(models[0]), Replies(None, each, everybody(key))).heard
 
     return compiled(judged)
@@ -286,7 +285,7 @@ def own_of(task: Task | Predict) -> Own | None:
     return task.own if isinstance(task, Task) else None
 
 
-def scored_rows(task: Task | Predict, data: Any) -> Any:
+def scored_rows(task: Task | Predict, data: Data) -> Data:
     """Of what is evaluated, the rows that models are scored on."""
     require(
         own_of(task) is None or isinstance(data, OwnerRows),

@@ -31,10 +31,8 @@ from equipoise.evaluation.evidence import (
     Evidence,
     bounds_of_mean,
     of_errors,
-    of_means,
+    of_means_alike,
     of_shares,
-    rare_scatter,
-    usual_scatter,
 )
 from equipoise.evaluation.rules import SHARE, worst_clients, worst_count, worst_mean
 from equipoise.protocol import RandomKey
@@ -241,11 +239,9 @@ def accuracy_intervals(
     require((a >= 0).all() and (a <= 1).all(), "an accuracy is not between 0 and 1; give shares, not percentages")
     worst_count(a.size, k)
     right = np.rint(a * m)
-
-    def evidence_of(i: np.ndarray) -> Evidence:
-        return of_shares(right[i], m[i])
-
-    return bounds_of(evidence_of, m, higher_is_better=True, key=key, k=k, level=level, draws=draws)
+    return bounds_of(
+        lambda i: of_shares(right[i], m[i]), m, higher_is_better=True, key=key, k=k, level=level, draws=draws
+    )
 
 
 def intervals(
@@ -269,12 +265,8 @@ def intervals(
     mean, squares = x.sum(1) / m, (x**2).sum(1) / m
     spread = np.where(real, (x - mean[:, None]) ** 2, 0).sum(1) / np.maximum(m - 1, 1)
 
-    usual = usual_scatter(mean, squares, m) if (x >= 0).all() else None
-    rare = rare_scatter(mean, squares, m)
-
-    def evidence_of(i: np.ndarray) -> Evidence:
-        if usual is not None:
-            return of_means(mean[i], squares[i], m[i], least_scatter=usual, rare=rare)
+    def of_any(i: np.ndarray) -> Evidence:
         return of_errors(mean[i], np.sqrt(spread / m)[i], m[i])
 
+    evidence_of = of_means_alike(mean, squares, m) if (x >= 0).all() else of_any
     return bounds_of(evidence_of, m, higher_is_better=higher_is_better, key=key, k=k, level=level, draws=draws)

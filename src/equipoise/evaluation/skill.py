@@ -57,10 +57,10 @@ def bases(train: Data, rows: ClientData, classes: int) -> Base:
 
 @lru_cache(maxsize=16)
 def _of_all(classes: int) -> Callable[[Data, ClientData], Base]:
-    def one(train: Data, rows: ClientData, i: Array) -> Base:
-        return base_of(train.client(i), rows.client(i), classes)
+    def every(train: Data, rows: ClientData) -> Base:
+        return jax.lax.map(lambda i: base_of(train.client(i), rows.client(i), classes), jnp.arange(rows.n))
 
-    return compiled(lambda train, rows: jax.lax.map(lambda i: one(train, rows, i), jnp.arange(rows.n)))
+    return compiled(every)
 
 
 def skill_of(loss: Numbers, base: Numbers) -> Numbers:

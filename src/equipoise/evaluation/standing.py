@@ -91,20 +91,15 @@ def _telling(table: PerClient, score: str, finite: np.ndarray, *, by_row: bool) 
         return np.full(finite.size, True)
     if score not in table.resampled or not by_row:  # rows are drawn one by one, not by units
         return np.full(finite.size, False)
-    return np.full(finite.size, True) if score in BETWEEN_ZERO_AND_ONE else ~_blind(table, score, finite)
+    return np.full(finite.size, True) if score in BETWEEN_ZERO_AND_ONE else ~_spread(table, score, finite)[1]
 
 
-def _blind(table: PerClient, score: str, finite: np.ndarray) -> np.ndarray:
-    """Where drawing the rows again tells nothing."""
-    drawn = np.asarray(table.resampled[score], np.float64)[finite]
-    few = np.asarray(table.sizes)[finite] < RESAMPLED
-    return few | (np.isnan(drawn).mean(1) > UNDEFINED) | (_spread(table, score, finite) == 0)
-
-
-def _spread(table: PerClient, score: str, finite: np.ndarray) -> np.ndarray:
-    """The standard deviation over the draws."""
+def _spread(table: PerClient, score: str, finite: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The standard deviation over the draws, and where drawing the rows again tells nothing."""
     values, drawn = (np.asarray(values[score], np.float64)[finite] for values in (table.scores, table.resampled))
-    return np.where(np.isnan(drawn), values[:, None], drawn).std(1)
+    spread = np.where(np.isnan(drawn), values[:, None], drawn).std(1)
+    few = np.asarray(table.sizes)[finite] < RESAMPLED
+    return spread, few | (np.isnan(drawn).mean(1) > UNDEFINED) | (spread == 0)
 
 
 def _evidence(table: PerClient, score: str, finite: np.ndarray, rows: np.ndarray) -> Callable[[np.ndarray], Evidence]:
@@ -117,10 +112,9 @@ def _evidence(table: PerClient, score: str, finite: np.ndarray, rows: np.ndarray
         root = score in ROOTS
         squares = np.asarray(table.squares[score], np.float64)[finite]
         means = values**2 if root else 1 - values if score in SHORTFALLS else values
-        usual, rare = evidence.usual_scatter(means, squares, rows), evidence.rare_scatter(means, squares, rows)
-        return lambda i: evidence.of_means(means[i], squares[i], rows[i], root=root, least_scatter=usual, rare=rare)
-    error = _spread(table, score, finite) * np.sqrt(rows / np.maximum(rows - 2, 1))
-    error = np.where(_blind(table, score, finite), np.inf, error)
+        return evidence.of_means_alike(means, squares, rows, root=root)
+    spread, blind = _spread(table, score, finite)
+    error = np.where(blind, np.inf, spread * np.sqrt(rows / np.maximum(rows - 2, 1)))
     edges = (0.0, 1.0) if score in BETWEEN_ZERO_AND_ONE else (-math.inf, math.inf)
     return lambda i: evidence.of_errors(values[i], error[i], rows[i], edges=edges)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import jax
 
-from equipoise.data.alike import alike
+from equipoise.data.pool import alike
 from equipoise.engines.checks import total_memory
 from equipoise.engines.sweep import Trial, side_by_side
 from equipoise.errors import InputError, not_none

@@ -28,13 +28,13 @@ MADE_OF_NETWORKS = {
 }
 
 
-def _made_of_network(name: str) -> Any:
+def _made_of_network(name: str) -> Callable[..., Model]:
     return getattr(importlib.import_module(f"equipoise.experiment.convexify.{MADE_OF_NETWORKS[name]}"), name)
 
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in MADE_OF_NETWORKS:
             raise AttributeError(f"module 'equipoise.models' has no attribute '{name}'")
         return _made_of_network(name)
@@ -44,17 +44,9 @@ def _later(name: str) -> Callable[..., Model]:
     return lambda *arguments, **settings: _made_of_network(name)(*arguments, **settings)
 
 
-MODELS: dict[str, Callable[..., Model]] = {
-    "linear": linear,
-    "mlp": mlp,
-    "cnn": cnn,
-    "resnet": resnet,
-    "gru": gru,
-    "torch": torch_module,
-    "convexified": _later("convexified"),
-    "linearised": _later("linearised"),
-    "torch_convexified": _later("torch_convexified"),
-}
+MODELS: dict[str, Callable[..., Model]]
+MODELS = {"linear": linear, "mlp": mlp, "cnn": cnn, "resnet": resnet, "gru": gru, "torch": torch_module}
+MODELS |= {name: _later(name) for name in ("convexified", "linearised", "torch_convexified")}
 
 
 def build(name: str, arguments: Mapping[str, Any]) -> Model:

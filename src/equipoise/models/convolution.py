@@ -81,16 +81,6 @@ def by_tiles(x: Array, weight: Weight, bias: Bias, stride: int, pool: bool) -> A
     return out.reshape(b, down * side, across * side, -1)[:, : high // step, : wide // step]
 
 
-def natively(x: Array, weight: Weight, bias: Bias, stride: int, pool: bool) -> Array:
-    """XLA's own convolution; with other weights for each client it becomes one of as many groups."""
-    around = (weight.shape[2] // 2,) * 2
-    flat = weight.transpose(2, 3, 1, 0)
-    out = jax.lax.conv_general_dilated(
-        x, flat, (stride, stride), (around, around), dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    return plus(pooled(out) if pool else out, bias)
-
-
 def pooled(x: Array) -> Array:
     """Images of half the height and width: the largest of every 2 by 2 pixels."""
     b, h, w, c = x.shape
@@ -107,5 +97,5 @@ def plus(x: Array, bias: Array | None) -> Array:
     return x if bias is None else x + jnp.broadcast_to(bias, x.shape)
 
 
-CONVOLUTIONS = {"rows": by_rows, "tiles": by_tiles, "native": natively}
+CONVOLUTIONS = {"rows": by_rows, "tiles": by_tiles}
 BY_BACKEND = {"cpu": "rows", "gpu": "tiles"}  # `python -m benchmarks.gpu` measures them

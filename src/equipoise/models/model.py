@@ -23,7 +23,7 @@ class Model(NamedTuple):
     arguments: Mapping[str, Any] = {}
     last: Callable[[Params], Any] | None = None  # where the last layer is, for `gradient_features`; it is linear
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickled as a saved model is kept: by its name and arguments."""
         from equipoise import models
 

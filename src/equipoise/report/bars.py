@@ -179,7 +179,7 @@ def dots(runs: Sequence[ReportedRun], order: Sequence[int]) -> Markup:
     return svg.chart("Each client across the runs", bottom + 30, *parts, class_="chart dots")
 
 
-def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
+def gains(run: ReportedRun, main: Gains, other: Gains | None = None) -> Markup:
     """A bar for each client from zero to what it gains, the largest loss first, with its bounds; `other` as markers."""
     order = [int(i) for i in np.argsort(main.values, kind="stable") if math.isfinite(main.values[i])]
     values = [float(v) for g in (main, other) if g is not None for v in g.values if math.isfinite(v)]
@@ -192,14 +192,13 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
     for row, i in enumerate(order):
         top = 8 + ROW * row
         value, low, high = (float(numbers[i]) for numbers in (main.values, main.low, main.high))
-        text, bounds = run.signed(value), run.signed_interval(low, high)
-        hint = f"{run.members[i].name}: {text}{f' ({bounds})' if bounds else ''} against {main.against}"
+        hint = f"{run.members[i].name}: {run.gain(main, i)} against {main.against}"
         inside: list[object] = [_bar(frame, value, top + 6, ROW - 12), _whisker(frame, low, high, top + ROW / 2)]
         if other is not None and math.isfinite(other.values[i]):
             far = float(other.values[i])
             hint += f"; {run.signed(far)} against {other.against}"
             inside.append(svg.marker(frame.x_at(far), top + ROW / 2, 6))
-        inside.append(svg.label(1, top + ROW / 2 + 4.5, _without_unit(text), "end", "value"))
+        inside.append(svg.label(1, top + ROW / 2 + 4.5, _without_unit(run.signed(value)), "end", "value"))
         parts.append(_row(i, run.members[i].name, top, ROW, tag("title", hint), inside))
     return _chart(run, f"What each client gains with {run.label} against {main.against}", frame.bottom + 30, parts)
 

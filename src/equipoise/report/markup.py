@@ -1,7 +1,6 @@
 """Elements of the drawings. Whatever is not `Markup` is escaped, as in the templates."""
 
 import re
-from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -9,7 +8,7 @@ VOID = {"circle", "line", "path", "rect"}  # close themselves when they are empt
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # in XML, or in UTF-8
 
 
-def tag(name: str, /, *children: object, **attributes: Any) -> Markup:
+def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     """An element; class_="a" is class="a", data_x=1 is data-x="1"; attributes that are None are left out."""
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     written = "".join(f' {key}="{escape(_short(value))}"' for key, value in given.items())
@@ -31,5 +30,5 @@ def printable(text: str) -> str:
     return FORBIDDEN.sub("\ufffd", text)
 
 
-def _short(value: object) -> Any:
+def _short(value: object) -> object:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value

@@ -5,7 +5,7 @@ import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -124,6 +124,11 @@ class ReportedRun(NamedTuple):
         ends = (f"{100 * v:+.1f}" if self.is_fraction else f"{v:+.3g}" for v in (low, high))
         return " to ".join(ends).replace("-", "−")
 
+    def gain(self, gains: "Gains", i: int) -> str:
+        """What client i gains, with its bounds where they are known."""
+        bounds = self.signed_interval(float(gains.low[i]), float(gains.high[i]))
+        return self.signed(float(gains.values[i])) + (f" ({bounds})" if bounds else "")
+
     def signed_tick(self, value: float) -> str:
         """The same on an axis, without its unit."""
         return (f"{100 * value:+.3g}" if self.is_fraction else f"{value:+.3g}").replace("-", "−") if value else "0"
@@ -141,6 +146,10 @@ class ReportedRun(NamedTuple):
     def corrected_worst(self) -> float:
         """The worst-served fifth, corrected for chance where that is known."""
         return self.worst.estimate if math.isfinite(self.worst.estimate) else self.summary["worst20"]
+
+    def with_scores(self, values: np.ndarray, **changed: Any) -> "ReportedRun":
+        """The same clients, served by another model."""
+        return self._replace(values=values, summary=summarize(values, self.higher_is_better), **changed)
 
     def worst_first(self) -> list[int]:
         """Clients from the worst served to the best; those without a score last."""
@@ -189,7 +198,7 @@ def setting(run: Run, section: str, key: str) -> str | None:
 def _reported(run: Run, label: str) -> ReportedRun:
     n = len(run.federation.members)
     measure, higher = _main_measure(run)
-    values = scores(run.final, measure, n) if run.rows else np.full(n, np.nan)
+    values = array(run.final.scores.get(measure, ()) if run.rows else (), n)
     summary = summarize(values, higher)
     low, high = np.full((2, n), np.nan)
     worst = mean = UNKNOWN
@@ -254,16 +263,16 @@ class Paired(NamedTuple):
 
 def paired(old: ReportedRun, new: ReportedRun) -> Paired | None:
     """None unless both kept the scores of the same rows."""
-    pairs = _pairs(new, old.record.path / records.ROW_SCORES) if _scored_rows(old) == _scored_rows(new) else None
+    pairs = _pairs(new, old) if _scored_rows(old) == _scored_rows(new) else None
     if pairs is None:
         return None
     correlation = differences.worst_correlation(pairs, up=new.higher_is_better)
     return Paired(differences.mean_difference(pairs), correlation)
 
 
-def _pairs(run: ReportedRun, other: pathlib.Path) -> SameRows | None:
+def _pairs(run: ReportedRun, other: ReportedRun) -> SameRows | None:
     """Another model and the run's on the same rows; None unless both kept what each row adds to the score."""
-    old, new = (records.read_row_scores(path) for path in (other, run.record.path / run.rows))
+    old, new = (records.read_row_scores(one.record.path / one.rows) for one in (other, run))
     if old is None or new is None or old.rows != new.rows or {old.score, new.score} != {run.measure}:
         return None
     sizes = _scored_rows(run)
@@ -284,21 +293,7 @@ def _scored_rows(run: ReportedRun) -> list[int]:
     return [m.test if run.record.federation.held_out else m.train for m in run.members]
 
 
-class Alone(NamedTuple):
-    """What each client gets from a model of its own rows, by the score that runs are compared by."""
-
-    values: np.ndarray  # [n]; NaN: no score
-    low: np.ndarray  # [n]; NaN: not known
-    high: np.ndarray
-    summary: dict[str, float]
-    rows: pathlib.Path  # the scores row by row, where they were kept
-
-    def worst(self, higher: bool) -> int:
-        """The client that is served worst."""
-        return int(np.nanargmin(self.values if higher else -self.values))
-
-
-def _told_alone(runs: Sequence[ReportedRun]) -> Iterator[tuple[ReportedRun, records.AloneRecord]]:
+def _alone_records(runs: Sequence[ReportedRun]) -> Iterator[tuple[ReportedRun, records.AloneRecord]]:
     """What runs say of models of each client's own rows: nothing, where they were not part of a comparison."""
     for run in runs:
         record = records.read_alone(run.record.path)
@@ -306,45 +301,30 @@ def _told_alone(runs: Sequence[ReportedRun]) -> Iterator[tuple[ReportedRun, reco
             yield run, record
 
 
-def alone(runs: Sequence[ReportedRun]) -> Alone | None:
-    """Of the first of comparable runs that has it."""
-    for run, record in _told_alone(runs):
+def alone(runs: Sequence[ReportedRun]) -> ReportedRun | None:
+    """What each client gets from a model of its own rows; of the first of comparable runs that has it."""
+    for run, record in _alone_records(runs):
         values = array(record.scores.get(run.measure, ()), run.n)
         if record.measure == run.measure and np.isfinite(values).any():
-            low, high = array(record.low, run.n), array(record.high, run.n)
-            summary = summarize(values, run.higher_is_better)
-            return Alone(values, low, high, summary, run.record.path / records.ALONE_ROWS)
+            bounds = {"low": array(record.low, run.n), "high": array(record.high, run.n)}
+            return run.with_scores(values, label="each alone", rows=records.ALONE_ROWS, **bounds)
     return None
 
 
-class Scored(NamedTuple):
-    """All scores of one model, or of each client's own, by client."""
-
-    title: str
-    scores: dict[str, np.ndarray]  # [n] each; NaN: not known
-
-    @property
-    def main(self) -> str | None:
-        """Of which gains are told: the log loss of probabilities, or the RMSE; None: there is no such score."""
-        return "rmse" if "rmse" in self.scores else "loss" if "brier" in self.scores else None
+Scores = dict[str, np.ndarray]  # by name, [n] each; NaN: not known
 
 
-def scored(run: ReportedRun) -> Scored:
+def scored(run: ReportedRun) -> Scores:
+    """All scores of a run's model."""
     scores = run.record.final.scores if run.record.rows else {}
-    return Scored(run.title, {name: array(values, run.n) for name, values in scores.items()})
+    return {name: array(values, run.n) for name, values in scores.items()}
 
 
-def scored_alone(runs: Sequence[ReportedRun]) -> Scored | None:
-    """Of the first of comparable runs that has it."""
-    for run, record in _told_alone(runs):
-        return Scored("each alone", {name: array(values, run.n) for name, values in record.scores.items()})
+def scored_alone(runs: Sequence[ReportedRun]) -> Scores | None:
+    """All scores of each client's own model; of the first of comparable runs that has it."""
+    for run, record in _alone_records(runs):
+        return {name: array(values, run.n) for name, values in record.scores.items()}
     return None
-
-
-def gain_over(one: Scored, alone: Scored) -> np.ndarray:
-    """[n], of a score of which less is better; above zero: better than alone."""
-    main = one.main or "loss"
-    return alone.scores[main] - one.scores[main] if main in alone.scores else np.full_like(one.scores[main], np.nan)
 
 
 class Gains(NamedTuple):
@@ -362,10 +342,9 @@ class Gains(NamedTuple):
         return np.where(self.low > 0, 1, np.where(self.high < 0, -1, 0))
 
 
-def gains(run: ReportedRun, other: "ReportedRun | Alone", against: str) -> Gains:
+def gains(run: ReportedRun, other: ReportedRun, against: str) -> Gains:
     """Client by client."""
-    rows = other.rows if isinstance(other, Alone) else other.record.path / records.ROW_SCORES
-    pairs = _pairs(run, rows)
+    pairs = _pairs(run, other)
     value = run.values - other.values
     if pairs is not None:
         low, high = differences.each_difference(pairs)
@@ -460,10 +439,6 @@ def _problem(run: ReportedRun) -> object:
     return json.dumps(used, sort_keys=True, default=str)
 
 
-def scores(row: Row, measure: str, n: int) -> np.ndarray:
-    return array(row.scores.get(measure, ()), n)
-
-
 def array(values: PerClient, n: int) -> np.ndarray:
     """[n]; NaN where there is no number."""
     return np.array([finite(v) for v in values] if len(values) == n else [math.nan] * n, np.float64)
@@ -491,7 +466,8 @@ def curve(run: ReportedRun, quantity: str, against: XAxis, limit: int = 150) -> 
 
     def y(row: Row) -> float:
         if quantity in SCORE_CURVES:
-            return summarize(scores(row, run.measure, run.n), run.higher_is_better)[quantity]
+            values = array(row.scores.get(run.measure, ()), run.n)
+            return summarize(values, run.higher_is_better)[quantity]
         return finite(getattr(row, quantity))
 
     def x(row: Row) -> float:

@@ -4,13 +4,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from rich.table import Table
-from rich.text import Text
 
 from equipoise.errors import not_none
 from equipoise.experiment import records
-from equipoise.experiment.records import PersonalRecord, Run
-from equipoise.report import formats, numbers, tables, wording
+from equipoise.experiment.records import PersonalRecord
+from equipoise.report import formats, numbers, wording
 from equipoise.report.numbers import ReportedRun
 
 HOW = {
@@ -27,9 +25,8 @@ def with_own(run: ReportedRun) -> ReportedRun | None:
     if record is None or record.measure != run.measure:
         return None
     values, unknown = numbers.array(record.own, run.n), np.full(run.n, np.nan)
-    summary = numbers.summarize(values, run.higher_is_better)
     title = "best for each" if record.kind == "best" else f"{run.label}, own models"
-    return run._replace(label=title, values=values, low=unknown, high=unknown, summary=summary, rows=records.OWN_ROWS)
+    return run.with_scores(values, label=title, low=unknown, high=unknown, rows=records.OWN_ROWS)
 
 
 def offered(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ReportedRun] | None:
@@ -40,12 +37,12 @@ def offered(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ReportedRun] | No
     return None if run is None or own is None else (run, own)
 
 
-def scores_offered(runs: Sequence[ReportedRun]) -> numbers.Scored | None:
-    """Of the models that each owner should use, for a table of scores."""
+def scores_offered(runs: Sequence[ReportedRun]) -> dict[str, numbers.Scores]:
+    """Of the models that each owner should use, for a table of scores: all of them by their title."""
     run, own = offered(runs) or (None, None)
     if run is None or own is None or not (kept := not_none(run.record.personal).scores):
-        return None
-    return numbers.Scored(own.label, {name: numbers.array(values, run.n) for name, values in kept.items()})
+        return {}
+    return {own.label: {name: numbers.array(values, run.n) for name, values in kept.items()}}
 
 
 def used(run: ReportedRun, i: int) -> str:
@@ -94,8 +91,7 @@ def offer(runs: Sequence[ReportedRun]) -> str:
 
 def with_shared(run: ReportedRun) -> ReportedRun:
     """The run, scored by the shared model in the same exchange."""
-    values = numbers.array(not_none(run.record.personal).shared, run.n)
-    return run._replace(values=values, summary=numbers.summarize(values, run.higher_is_better))
+    return run.with_scores(numbers.array(not_none(run.record.personal).shared, run.n))
 
 
 def headings(record: PersonalRecord) -> list[str]:
@@ -131,18 +127,3 @@ def sentence(shared: ReportedRun, own: ReportedRun) -> str:
         f"{rows} rows {int((finite > 0).sum())} of {shared.n:,} owners fare better with it, {int((finite < 0).sum())} "
         f"worse, {int((finite == 0).sum())} the same."
     )
-
-
-def table(run: Run, limit: int = tables.MOST_CLIENTS) -> Table | None:
-    """A rich table with a row for each owner, the worst served by the shared model first; None: no own models."""
-    (reported,) = numbers.reported([run])
-    own = with_own(reported)
-    if own is None or run.personal is None:
-        return None
-    shared = with_shared(reported)
-    out = tables.narrow_table(sentence(shared, own))
-    for k, heading in enumerate(headings(run.personal)):
-        out.add_column(heading, justify="right" if k else "left", overflow="fold", min_width=0 if k else 8)
-    for i in shared.worst_first()[:limit]:
-        out.add_row(*map(Text, cells(shared, own, i)))
-    return out

@@ -24,6 +24,7 @@ LEFT, RIGHT, TOP, BOTTOM = 0.115, 0.965, 10.0, 236.0
 HEIGHT = BOTTOM + 44
 TYPICAL_WIDTH = 460  # pixels; to keep labels apart
 MARKERS_PER_CURVE = 7
+ROUND = "{:,g}".format
 NAMED_LINES = 8  # the heaviest weights, with a colour and a name
 FAINT_LINES = 60  # others with a line of their own; more become a band
 
@@ -66,7 +67,7 @@ def _against(first: ReportedRun, drawn: Sequence[tuple[ReportedRun, float]], gro
 def calibration(runs: Sequence[ReportedRun]) -> Markup:
     """What came against what the model expected: a curve for each run, and a dot for each client of the first."""
     curves = [[(x, y) for x, y, _ in not_none(run.record.outcome).calibration] for run in runs]
-    dots = numbers.scored(runs[0]).scores
+    dots = numbers.scored(runs[0])
     points = list(zip(dots["predicted"], dots["observed"], strict=True)) if "predicted" in dots else []
     values = [v for curve in (*curves, points) for point in curve for v in point if math.isfinite(v)]
     axis = svg.axis([*values, 0.0], margin=0.04)
@@ -167,10 +168,6 @@ def _frame(x: svg.Axis, y: svg.Axis, right: float = RIGHT) -> svg.Frame:
     return svg.Frame(x, y, LEFT, right, TOP + 14, BOTTOM)
 
 
-def _round(value: float) -> str:
-    return f"{value:,g}"
-
-
 def has_data(runs: Sequence[ReportedRun], quantity: str) -> bool:
     return any(math.isfinite(y) for run in runs for _, y, _ in numbers.curve(run, quantity, "rounds"))
 
@@ -187,7 +184,7 @@ def convergence(runs: Sequence[ReportedRun], quantity: str, against: XAxis) -> M
     is_score = quantity in numbers.SCORE_CURVES
     name = "rounds of communication" if against == "rounds" else "bytes sent to and from a client"
     write, y_tick = (runs[0].format, runs[0].format_tick) if is_score else (formats.number, formats.tick)
-    parts = frame.grid(_round if against == "rounds" else formats.byte_size, y_tick, name)
+    parts = frame.grid(ROUND if against == "rounds" else formats.byte_size, y_tick, name)
     lines = []
     for run, c in pairs:
         if c:
@@ -225,7 +222,7 @@ def weights(run: ReportedRun) -> Markup:
     heavy, light = order[:NAMED_LINES], order[NAMED_LINES:]
     x_axis, y_axis = svg.axis(rounds, from_zero=True, margin=0), svg.axis([*lam.ravel(), 0, 1 / n], margin=0.06)
     frame = _frame(x_axis, y_axis, right=0.78)
-    parts = frame.grid(_round, formats.tick, "rounds of communication")
+    parts = frame.grid(ROUND, formats.tick, "rounds of communication")
     lines: list[object] = []
 
     def hint(i: int) -> str:

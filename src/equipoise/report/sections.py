@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ CLIENTS_ACROSS = 20  # of the drawing across runs, where there are too many
 OPEN_CHARTS = 4  # of the weights; more are folded away
 MOST_NUMBERS = 60_000  # in the data of the script that shows single clients
 
-Content = dict[str, Any]
+Content = dict[str, object]
 
 
 class Section(NamedTuple):
@@ -32,8 +32,8 @@ class Section(NamedTuple):
 
 def shown(runs: Sequence[ReportedRun]) -> list[Section]:
     """The sections that have something to show."""
-    shortened = problems(runs)
-    broken = len(shortened["problems"])
+    problems = [(run, sentences) for run in runs if (sentences := wording.problems(run))]
+    broken, unbroken = len(problems), len(runs) - len(problems)
     every = (
         Section("joining", "Does joining pay, and for whom?", joining(runs)),
         Section("clients", "Who is served how", clients(runs)),
@@ -45,7 +45,9 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("personal", "The shared model against each owner's own", own_models(runs)),
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
-        Section("troubles", "What went wrong", shortened, f" ({broken})" if broken else ""),
+        Section(
+            "troubles", "What went wrong", {"problems": problems, "without": unbroken}, f" ({broken})" if broken else ""
+        ),
         Section("again", "Reproduce this run", {"recipes": [_recipe(run) for run in runs]}),
     )
     return [section for section in every if section.content is not None]
@@ -122,14 +124,14 @@ def table(runs: Sequence[ReportedRun]) -> Content:
     if len(runs) > 1:
         sentences.append("The best of each column is bold; unfinished runs do not compete.")
     alone = numbers.alone(runs)
-    last = tables.alone_cells(runs[0], alone) if alone is not None else {}
-    if alone is not None:
+    last = tables.alone_cells(alone) if alone is not None else {}
+    if last:
         sentences.append('"Each alone" is what clients get from models of their own rows, which send nothing.')
     alike = wording.alike(runs)
     rows = list(zip(runs, cells, strict=True))
     return {
         "alike": alike,
-        "scores": tables.scores(runs, personal.scores_offered),
+        "scores": tables.scores(runs),
         "columns": columns,
         "rows": [(runs[0]._replace(label=f"all {len(runs)} methods"), cells[0])] if alike else rows,
         "alone": [last.get(column.title, "") for column in columns] if last else [],
@@ -150,7 +152,8 @@ def tradeoff(runs: Sequence[ReportedRun]) -> Content | None:
         mean, worst = run.summary["mean"], run.summary["worst20"]
         texts = [f"{value:g}", run.format(mean), run.format(worst), bounds, f"{run.rounds:,}"]
         rows.append((run is path.chosen, texts))
-        numeric.append([value, mean, worst, *tables.corrected_worst(run), run.rounds])
+        corrected = run.worst.estimate, run.worst.low, run.worst.high
+        numeric.append([value, mean, worst, *corrected, run.rounds])
     columns = [path.setting, "mean", "worst20", "worst20_corrected", "worst20_low", "worst20_high", "rounds"]
     headings = [path.setting, "average", "worst 20%", "corrected (bounds)", "rounds"]
     content = {"drawn": path, "note": wording.chosen_of(path), "headings": headings, "rows": rows}
@@ -161,11 +164,8 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     """What a run gives each client against a model of its own rows, and against the model for the average."""
     run, average = wording.fairest(runs) or wording.leading(runs), wording.reference(runs)
     alone = numbers.alone(runs)
-    against: list[tuple[str, ReportedRun | numbers.Alone]] = []
-    if alone is not None:
-        against.append((wording.OWN_ROWS, alone))
-    if average is not None and average is not run:
-        against.append((average.label, average))
+    against = [] if alone is None else [(wording.OWN_ROWS, alone)]
+    against += [] if average is None or average is run else [(average.label, average)]
     pairs = [numbers.gains(run, other, name) for name, other in against]
     pairs = [gains for gains in pairs if any(map(math.isfinite, gains.values))]
     if not pairs:
@@ -179,9 +179,9 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
 
     def cells(i: int) -> list[str]:
         own = [run.members[i].name, f"{run.members[i].train:,}"]
-        return [*own, *(run.format(float(one.values[i])) for one in models), *(_with_bounds(run, g, i) for g in pairs)]
+        return [*own, *(run.format(float(one.values[i])) for one in models), *(run.gain(g, i) for g in pairs)]
 
-    def numeric(i: int) -> list[Any]:
+    def numeric(i: int) -> list[object]:
         values = [one.values for one in models] + [values for g in pairs for values in (g.values, g.low, g.high)]
         return [run.members[i].name, run.members[i].train, *(float(of_all[i]) for of_all in values)]
 
@@ -190,12 +190,11 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
 
     many = f"the {len(shown)} that gain least of {run.n:,}" if len(order) > len(shown) else f"all {run.n:,} clients"
     sentences = [wording.JOINING] if alone is not None else [wording.sure_of(run, pairs[0]), wording.NOT_ALONE]
-    charts = [(run, bars.gains(run, pairs[0], pairs[1] if len(pairs) > 1 else None), _gains_caption(run, pairs))]
     every = []
     if alone is not None:
         every = [(other, numbers.gains(other, alone, wording.OWN_ROWS)) for other in runs if other.finished]
-        others = [(other, gains) for other, gains in every if other is not run]
-        charts += [(other, bars.gains(other, gains, None), _gains_caption(other, [gains])) for other, gains in others]
+    drawn = [(run, pairs), *((other, [gains]) for other, gains in every if other is not run)]
+    charts = [(one, bars.gains(one, *several), _gains_caption(one, several)) for one, several in drawn]
     return {
         "sentences": sentences,
         "by_method": bars.by_method(every) if len(every) > 1 else "",
@@ -205,11 +204,6 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
         "rows": [(i, cells(i)) for i in shown],
         "csv": tables.csv_link(columns, (numeric(i) for i in order)),
     }
-
-
-def _with_bounds(run: ReportedRun, gains: numbers.Gains, i: int) -> str:
-    bounds = run.signed_interval(float(gains.low[i]), float(gains.high[i]))
-    return run.signed(float(gains.values[i])) + (f" ({bounds})" if bounds else "")
 
 
 def _gains_caption(run: ReportedRun, pairs: Sequence[numbers.Gains]) -> str:
@@ -267,7 +261,7 @@ def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
 
 def calibration(runs: Sequence[ReportedRun]) -> Content | None:
     """Whether what the models expect is what came, of the leading run client by client."""
-    calibrated = [run for run in _leading_first(runs) if run.finished and "predicted" in numbers.scored(run).scores]
+    calibrated = [run for run in _leading_first(runs) if run.finished and "predicted" in numbers.scored(run)]
     if not calibrated:
         return None
     return {"runs": calibrated, "chart": plots.calibration(calibrated), "sentences": wording.calibration(calibrated[0])}
@@ -334,11 +328,6 @@ def weights(runs: Sequence[ReportedRun]) -> Content | None:
     return {"note": note, "first": weighted[:OPEN_CHARTS], "more": weighted[OPEN_CHARTS:]}
 
 
-def problems(runs: Sequence[ReportedRun]) -> Content:
-    rows = [(run, sentences) for run in runs if (sentences := wording.problems(run))]
-    return {"problems": rows, "without": len(runs) - len(rows)}
-
-
 def _recipe(run: ReportedRun) -> tuple[str, str, str, dict[str, str]]:
     """What it takes to repeat a run: title, command, configuration, versions and device."""
     record, environment = run.record, run.record.environment
@@ -366,12 +355,13 @@ def client_data(runs: Sequence[ReportedRun]) -> Content:
     order = lead.worst_first()[: max(1, MOST_NUMBERS // (4 * len(runs)))]
     axis = bars.scale(runs)
 
-    def chosen(values: Sequence[float]) -> list[float | None]:
+    def shown(values: np.ndarray) -> list[float | None]:
         return [float(f"{values[i]:.7g}") if math.isfinite(values[i]) else None for i in order]
 
-    def last_weights(run: ReportedRun) -> list[float | None] | None:
+    def of_run(run: ReportedRun) -> Content:
+        scores = {"value": shown(run.values), "low": shown(run.low), "high": shown(run.high)}
         lam = numbers.weights(run.record, limit=2)[1]
-        return chosen(lam[-1].tolist()) if len(lam) else None
+        return {"label": run.label, **scores, "weight": shown(lam[-1]) if len(lam) else None}
 
     return {
         "share": lead.is_fraction,
@@ -380,14 +370,5 @@ def client_data(runs: Sequence[ReportedRun]) -> Content:
         "names": [lead.members[i].name for i in order],
         "rows": [lead.members[i].train for i in order],
         "left": lead.n - len(order),
-        "runs": [
-            {
-                "label": run.label,
-                "value": chosen(run.values.tolist()),
-                "low": chosen(run.low.tolist()),
-                "high": chosen(run.high.tolist()),
-                "weight": last_weights(run),
-            }
-            for run in runs
-        ],
+        "runs": [of_run(run) for run in runs],
     }

@@ -15,77 +15,65 @@ from equipoise.report.numbers import bytes_per_client, bytes_per_float
 from equipoise.report.tables import escaped, longest_word, narrow_table
 
 OTHER_UNITS = ("objective", "certificate", "distance", "jain")  # measures that are not in the unit of the score
+LAST_COLUMNS = ("floats per client", "chosen", "seeds")
+Row = list[tuple[str, bool]]  # texts, and which are the best of their federation and column
 
 
 def table(cells: Sequence[Cell], show: Sequence[str]) -> Table:
     """The best of each federation and column is bold."""
-    columns = [measure(name) for name in show]
-    score = _measure(cells[0])
-    seeds = {len(cell.runs) for cell in cells}
+    headings, groups = _grid(cells, show)
+    score, seeds = _measure(cells[0]), {len(cell.runs) for cell in cells}
     over = f"over {min(seeds)} seeds" if len(seeds) == 1 else "over the seeds"
     out = narrow_table(f"{score}{': ' if score else ''}mean ± standard deviation {over}")
-    groups = []
-    for federation, of_it in _by_federation(cells):
-        written = _with_texts(of_it, columns)
-        groups.append((federation, [[cell.label, *numbers, *_last_columns(cell)] for cell, numbers in written]))
-    headings = _headings(columns)[: -1 if len(seeds) == 1 else None]  # one number of seeds stands in the caption
+    headings = headings[: -1 if len(seeds) == 1 else None]  # one number of seeds stands in the caption
     for k, heading in enumerate(headings):
-        words = [heading, *(row[k] for _, rows in groups for row in rows)]
+        words = [heading, *(row[k][0] for rows in groups.values() for row in rows)]
         side = "left" if heading in ("method", "chosen") else "right"
         out.add_column(heading, justify=side, overflow="ellipsis", min_width=longest_word(words))  # type: ignore[arg-type]
-    for (federation, rows), (_, cells_of) in zip(groups, _by_federation(cells), strict=True):
+    for federation, rows in groups.items():
         if federation:
             out.add_row(f"[bold]{escape(federation)}[/bold]")
-        best = _best(cells_of, columns)
-        for cell, row in zip(cells_of, rows, strict=True):
-            bold = [len(cells_of) > 1 and cell is first for first in best]
-            texts = [Text(text, "bold" if b else "") for text, b in zip(row[1:], bold, strict=False)]
-            out.add_row(Text(row[0]), *texts, *map(Text, row[1 + len(texts) : len(headings)]))
+        for row in rows:
+            out.add_row(*(Text(text, "bold" if best else "") for text, best in row[: len(headings)]))
         out.add_section()
     return out
 
 
 def markdown(cells: Sequence[Cell], show: Sequence[str]) -> str:
-    columns = [measure(name) for name in show]
+    headings, groups = _grid(cells, show)
     lines = []
-    for federation, rows in _by_federation(cells):
-        if federation:
-            lines += [f"**{escaped(federation)}**", ""]
-        lines += ["| " + " | ".join(_headings(columns)) + " |", "|---|" + "---:|" * len(columns) + "---:|---|---:|"]
-        best = _best(rows, columns)
-        for cell, numbers in _with_texts(rows, columns):
-            several = len(rows) > 1
-            texts = [f"**{t}**" if several and cell is b else t for t, b in zip(numbers, best, strict=True)]
-            lines.append("| " + " | ".join([escaped(cell.label), *texts, *map(escaped, _last_columns(cell))]) + " |")
+    for federation, rows in groups.items():
+        lines += [f"**{escaped(federation)}**", ""] if federation else []
+        lines += ["| " + " | ".join(headings) + " |", "|---|" + "---:|" * len(show) + "---:|---|---:|"]
+        for row in rows:
+            lines.append("| " + " | ".join(f"**{text}**" if best else escaped(text) for text, best in row) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _headings(columns: Sequence[Measure]) -> list[str]:
-    return ["method", *(column.heading for column in columns), "floats per client", "chosen", "seeds"]
-
-
-def _by_federation(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+def _grid(cells: Sequence[Cell], show: Sequence[str]) -> tuple[list[str], dict[str, list[Row]]]:
+    """The headings, and the rows of each federation by its name."""
+    columns = [measure(name) for name in show]
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         federation = ", ".join(f"{key.rpartition('.')[2]} = {_value(value)}" for key, value in cell.over.items())
         groups.setdefault(federation, []).append(cell)
-    return list(groups.items())
+    headings = ["method", *(column.heading for column in columns), *LAST_COLUMNS]
+    return headings, {federation: _rows(of_it, columns) for federation, of_it in groups.items()}
 
 
-def _with_texts(rows: Sequence[Cell], columns: Sequence[Measure]) -> list[tuple[Cell, list[str]]]:
-    """A federation's cells and their numbers."""
-    return [(cell, [_text(cell, column) for column in columns]) for cell in rows]
-
-
-def _best(rows: Sequence[Cell], columns: Sequence[Measure]) -> list[Cell]:
-    """The best cell of each column."""
-
+def _rows(cells: Sequence[Cell], columns: Sequence[Measure]) -> list[Row]:
     def rank(cell: Cell, column: Measure) -> float:
         value = cell.over_seeds(column)[0]
         return -math.inf if math.isnan(value) else value if column.more_is_better(cell.runs[0]) else -value
 
-    return [max(rows, key=partial(rank, column=column)) for column in columns]
+    best = [max(cells, key=partial(rank, column=column)) for column in columns]
+    rows = []
+    for cell in cells:
+        bold = [len(cells) > 1 and cell is first for first in best]
+        numbers = zip((_text(cell, column) for column in columns), bold, strict=True)
+        rows.append([(cell.label, False), *numbers, *((text, False) for text in _last_columns(cell))])
+    return rows
 
 
 def _text(cell: Cell, column: Measure) -> str:

@@ -4,8 +4,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -15,20 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.evaluation.rules import is_fraction
-from equipoise.experiment.records import ClientRecord, Run
-from equipoise.report import formats, numbers, wording
+from equipoise.experiment.records import Run
+from equipoise.report import formats, numbers, personal, wording
 from equipoise.report.numbers import ReportedRun
 
 WIDE = 104  # columns of a terminal that has room for all numbers
 FOLDED = re.compile(r" (?=\()|(?<=not in) ")  # where a cell may be
 MOST_CLIENTS = 50  # of a table: of more, the worst-served ones
-
-
 TO_ONE_PERCENT = (
     "to 1%: rounds, and bytes to and from a client, until the objective is within 1% of the certified optimum"
 )
-
-
 Best = Callable[[Sequence[float]], float]
 
 
@@ -80,9 +76,7 @@ def columns(runs: Sequence[ReportedRun]) -> list[Column]:
         score("worst client", "worst"),
         Column("std", "std", lambda run: run.summary["std"], spread, min, WIDE),
         Column("rounds to 1%", "rounds\nto 1%", lambda run: near[run.series].rounds, numbers.rounds_text, min),
-        Column(
-            "bytes to 1%", "bytes\nto 1%", lambda run: near[run.series].bytes, lambda _, v: formats.byte_size(v), min
-        ),
+        Column("bytes to 1%", "bytes\nto 1%", lambda run: near[run.series].bytes, byte_size, min),
         amount("rounds", "rounds", "rounds", formats.count, None),
         amount("floats per client", "floats", "floats_per_client", formats.with_unit),
         amount("bytes per client", "", "bytes_per_client", formats.byte_size),
@@ -146,7 +140,7 @@ def comparison(runs: Sequence[Run], width: int = 80) -> Group:
             words = [word for row in grid for word in FOLDED.split(row[k].text)]  # a cell is folded between words only
             folds = len(words) > len(grid)
             table.add_column(heads[k].narrow_title, justify="right", no_wrap=not folds, min_width=max(map(len, words)))
-        served = [worst_served(run.members, run.worst_first()[0], run.values) for run in shown]
+        served = [worst_served(run) for run in shown]
         table.add_column("worst\nserved", overflow="ellipsis", min_width=longest_word(served))
         for run, row, name in zip(shown, grid[: len(shown)], served, strict=True):
             texts = (Text(row[k].text, "bold green" if row[k].best else "") for k in kept)
@@ -154,9 +148,8 @@ def comparison(runs: Sequence[Run], width: int = 80) -> Group:
         alone = numbers.alone(group)
         if alone is not None:
             table.add_section()
-            by_title = alone_cells(group[0], alone)
-            name = worst_served(group[0].members, alone.worst(group[0].higher_is_better), alone.values)
-            table.add_row("each alone", *(by_title.get(heads[k].title, "") for k in kept), Text(name))
+            by_title = alone_cells(alone)
+            table.add_row("each alone", *(by_title.get(heads[k].title, "") for k in kept), Text(worst_served(alone)))
         _narrow(table, width)
         rows.append(table)
     return Group(*rows)
@@ -172,48 +165,46 @@ def _narrow(table: Table, width: int) -> None:
             column.max_width = max(column.min_width or 1, room)
 
 
-Offered = Callable[[Sequence[ReportedRun]], numbers.Scored | None]
-
-
-def scores(
-    runs: Sequence[ReportedRun], offered: Offered = lambda _: None
-) -> tuple[list[str], list[list[str]], str] | None:
+def scores(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]], str] | None:
     """What the models are worth by their losses: headings, a row for each run and for each alone, and a caption.
 
-    `offered` has the scores of the models that each client should use, for one more row. None where there is only the
-    score that the comparison is by.
+    One more row is of the models that each client should use. None where there is only the score that the comparison
+    is by.
     """
-    scored = [numbers.scored(run) for run in runs]
-    alone = numbers.scored_alone(runs)
-    main = scored[0].main
-    if main is None or any(one.main != main for one in scored):
+    main, *mains = [_loss_of(numbers.scored(run)) for run in runs]
+    if main is None or any(other != main for other in mains):
         return None
-    last = offered(runs)
-    scored += [] if last is None else [last]
-    everybody = [*scored, *([alone] if alone is not None else [])]
-    heads = [SCORE_TITLES[main], f"{SCORE_TITLES[main]}\nworst 20%"]
-    others = [name for name in OTHER_SCORES if any(name in one.scores for one in everybody)]
+    rows = [(run.title, numbers.scored(run)) for run in runs] + list(personal.scores_offered(runs).items())
+    alone = numbers.scored_alone(runs)
+    rows += [] if alone is None else [("each alone", alone)]
+    heads = ["method", SCORE_TITLES[main], f"{SCORE_TITLES[main]}\nworst 20%"]
+    others = [name for name in OTHER_SCORES if any(name in of_one for _, of_one in rows)]
     heads += [SCORE_TITLES[name] for name in others]
-    gains = [] if alone is None else [numbers.gain_over(one, alone) for one in scored]
-    heads += ["gain", "gain\nworst 20%", "lose"] if gains else []
-    rows = []
-    for k, one in enumerate(everybody):
-        losses = numbers.summarize(one.scores[main], False)
-        cells = [formats.number(losses["mean"]), formats.number(losses["worst20"])]
+    heads += [] if alone is None else ["gain", "gain\nworst 20%", "lose"]
+
+    def cells(of_one: numbers.Scores) -> Iterator[str]:
+        losses = numbers.summarize(of_one[main], False)
+        yield from (formats.number(losses["mean"]), formats.number(losses["worst20"]))
         for name in others:
             write = formats.percent if is_fraction(name) or name == "auroc" else formats.number
-            cells.append(write(numbers.summarize(one.scores[name], True)["mean"]) if name in one.scores else "")
-        if k < len(gains):
-            gain, finite = numbers.summarize(gains[k], True), gains[k][np.isfinite(gains[k])]
-            cells += [formats.signed(gain["mean"]), formats.signed(gain["worst20"])]
-            cells.append(formats.percent(float((finite < 0).mean()) if finite.size else math.nan))
-        elif gains:
-            cells += ["", "", ""]
-        rows.append([one.title, *cells])
+            yield write(numbers.summarize(of_one[name], True)["mean"]) if name in of_one else ""
+        if of_one is alone:
+            yield from ("", "", "")
+        elif alone is not None:
+            values = alone[main] - of_one[main] if main in alone else np.full(runs[0].n, np.nan)
+            gain, finite = numbers.summarize(values, True), values[np.isfinite(values)]
+            yield from (formats.signed(gain["mean"]), formats.signed(gain["worst20"]))
+            yield formats.percent(float((finite < 0).mean()) if finite.size else math.nan)
+
     caption = f"means over the clients on the same rows; {SCORE_TITLES[main]}: lower is better"
-    if gains:
+    if alone is not None:
         caption += "; gain: in it, over each client's own model; lose: clients whose own model is better, as measured"
-    return ["method", *heads], rows, caption
+    return heads, [[title, *cells(of_one)] for title, of_one in rows], caption
+
+
+def _loss_of(scores: numbers.Scores) -> str | None:
+    """Of which gains are told: the log loss of probabilities, or the RMSE; None: there is no such score."""
+    return "rmse" if "rmse" in scores else "loss" if "brier" in scores else None
 
 
 SCORE_TITLES = {"loss": "log loss", "rmse": "RMSE", "accuracy": "accuracy", "balanced_accuracy": "balanced\naccuracy"}
@@ -221,21 +212,33 @@ SCORE_TITLES |= {"auroc": "AUC", "brier": "Brier", "r2": "R²", "skill": "skill"
 OTHER_SCORES = ("skill", "accuracy", "balanced_accuracy", "auroc", "brier", "r2")
 
 
-def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda _: None) -> Group | None:
+def scores_table(runs: Sequence[Run], width: int = 80) -> Group | None:
     """`scores` as a rich table, one for each set of clients; None: there is nothing to show."""
-    table_rows = []
-    for group in _groups(runs):
-        if (content := scores(group, offered)) is None:
-            continue
-        heads, rows, caption = content
+    shown = []
+    for heads, rows, caption in filter(None, map(scores, _groups(runs))):
         kept = [k for k, head in enumerate(heads) if width >= WIDE or head not in ("Brier", "balanced\naccuracy")]
         table = narrow_table(caption)
         for k in kept:
             table.add_column(heads[k], justify="right" if k else "left", no_wrap=bool(k))
         for row in rows:
             table.add_row(*(Text(row[k]) for k in kept))
-        table_rows.append(table)
-    return Group(*table_rows) if table_rows else None
+        shown.append(table)
+    return Group(*shown) if shown else None
+
+
+def own_models(run: Run, limit: int = MOST_CLIENTS) -> Table | None:
+    """A rich table with a row for each owner, the worst served by the shared model first; None: no own models."""
+    (reported,) = numbers.reported([run])
+    own = personal.with_own(reported)
+    if own is None or run.personal is None:
+        return None
+    shared = personal.with_shared(reported)
+    table = narrow_table(personal.sentence(shared, own))
+    for k, heading in enumerate(personal.headings(run.personal)):
+        table.add_column(heading, justify="right" if k else "left", overflow="fold", min_width=0 if k else 8)
+    for i in shared.worst_first()[:limit]:
+        table.add_row(*map(Text, personal.cells(shared, own, i)))
+    return table
 
 
 def longest_word(texts: Iterable[str], most: int = 16) -> int:
@@ -243,16 +246,17 @@ def longest_word(texts: Iterable[str], most: int = 16) -> int:
     return min(most, max((len(word) for text in texts for word in text.split()), default=1))
 
 
-def worst_served(members: Sequence[ClientRecord], i: int, values: np.ndarray) -> str:
-    """The name of client i, if it has a score."""
-    return members[i].name if math.isfinite(values[i]) else formats.MISSING
+def worst_served(run: ReportedRun) -> str:
+    """The client that it serves worst, if any has a score."""
+    i = run.worst_first()[0]
+    return run.members[i].name if math.isfinite(run.values[i]) else formats.MISSING
 
 
-def alone_cells(run: ReportedRun, alone: numbers.Alone) -> dict[str, str]:
+def alone_cells(alone: ReportedRun) -> dict[str, str]:
     """What clients get alone, by the titles of the columns; they send nothing."""
     keys = {"average": "mean", "worst 20%": "worst20", "best 20%": "best20", "worst client": "worst"}
-    cells = {title: run.format(alone.summary[key]) for title, key in keys.items()}
-    return cells | {"std": run.format(alone.summary["std"]).removesuffix("%"), "floats per client": "0"}
+    cells = {title: alone.format(alone.summary[key]) for title, key in keys.items()}
+    return cells | {"std": alone.format(alone.summary["std"]).removesuffix("%"), "floats per client": "0"}
 
 
 def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Group:
@@ -318,18 +322,13 @@ def csv_link(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "data:text/csv;charset=utf-8," + quote(out.getvalue().encode("utf-8", "replace"), safe=" ,.-_+")
 
 
-def _csv_cell(cell: object) -> Any:
+def _csv_cell(cell: object) -> object:
     """A number as it is, nothing where there is none; a text that a spreadsheet would compute stays a text."""
     if isinstance(cell, float):
         return f"{cell:.7g}" if math.isfinite(cell) else ""
     if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return "'" + cell
     return "" if cell is None else cell
-
-
-def corrected_worst(run: ReportedRun) -> tuple[float, float, float]:
-    """The worst-served fifth, corrected for chance, and its bounds."""
-    return run.worst.estimate, run.worst.low, run.worst.high
 
 
 def runs_csv(runs: Sequence[ReportedRun]) -> str:
@@ -341,7 +340,7 @@ def runs_csv(runs: Sequence[ReportedRun]) -> str:
     for run in runs:
         scores, near = [run.summary[key] for key in keys], numbers.reached(run, runs)
         costs = [near.rounds, near.bytes, run.rounds, run.floats_per_client, run.seconds]
-        rows.append([run.title, *scores, *corrected_worst(run), *costs])
+        rows.append([run.title, *scores, run.worst.estimate, run.worst.low, run.worst.high, *costs])
     return csv_link(headings, rows)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from equipoise.evaluation import Bounds
 from equipoise.evaluation.differences import difference
 from equipoise.experiment.records import Run
 from equipoise.report import numbers
@@ -45,7 +46,7 @@ def alike(runs: Sequence[ReportedRun]) -> str:
 
 def calibration(run: ReportedRun) -> list[str]:
     """Where a model expects what does not come, most of all."""
-    scores = numbers.scored(run).scores
+    scores = numbers.scored(run)
     expected, came = scores["predicted"], scores["observed"]
     what = "the class " + run.record.federation.classes[1] if len(run.record.federation.classes) == 2 else "its choice"
     lines = [f"Dots are the clients with {run.label}: how often it expects {what} there, and how often that came."]
@@ -76,19 +77,6 @@ def rests_on(run: ReportedRun) -> str:
         "The bounds hold whatever the number of a client's rows has to do with its score, and those of single clients "
         f"hold for all of them together. They rest on this: {rows}; that no scored row had a say in the model{rare}."
     )
-
-
-class Change(NamedTuple):
-    """The difference of two runs, corrected for chance, with its bounds; above zero is better."""
-
-    gain: float
-    low: float  # NaN: not known
-    high: float
-
-    @property
-    def clear(self) -> bool:
-        """Whether zero lies outside the bounds, or these are not known."""
-        return not self.low <= 0 <= self.high
 
 
 def leading(runs: Sequence[ReportedRun]) -> ReportedRun:
@@ -124,8 +112,8 @@ def _merit(run: ReportedRun, key: str) -> float:
     return -math.inf if not math.isfinite(value) else value if run.higher_is_better else -value
 
 
-def changes(old: ReportedRun, new: ReportedRun, paired: Paired | None) -> tuple[Change, Change]:
-    """For the worst-served fifth, and for the average client.
+def changes(old: ReportedRun, new: ReportedRun, paired: Paired | None) -> tuple[Bounds, Bounds]:
+    """For the worst-served fifth, and for the average client, corrected for chance; above zero is better.
 
     `paired` says what the same rows tell of the difference, if the two were scored on the same; without it they count
     as scored on different rows.
@@ -135,8 +123,13 @@ def changes(old: ReportedRun, new: ReportedRun, paired: Paired | None) -> tuple[
     if paired is not None and math.isfinite(paired.mean.low):
         mean = paired.mean
     if new.higher_is_better:
-        return Change(worst.estimate, worst.low, worst.high), Change(mean.estimate, mean.low, mean.high)
-    return Change(-worst.estimate, -worst.high, -worst.low), Change(-mean.estimate, -mean.high, -mean.low)
+        return worst, mean
+    return Bounds(*(-v for v in reversed(worst))), Bounds(*(-v for v in reversed(mean)))
+
+
+def _may_be_chance(change: Bounds) -> bool:
+    """Whether zero lies within the bounds; not where these are not known."""
+    return change.low <= 0 <= change.high
 
 
 class Cost(NamedTuple):
@@ -168,11 +161,11 @@ def conclusion(runs: Sequence[ReportedRun]) -> str:
     worst, mean = changes(old, new, numbers.paired(old, new))
     if math.isnan(worst.low + worst.high):
         verdict = f"{new.label} instead of {old.label}, how surely is not known"
-    elif not worst.clear:
+    elif _may_be_chance(worst):
         verdict = f"For the worst-served fifth {new.label} and {old.label} cannot be told apart on these rows"
-    elif worst.gain <= 0:
+    elif worst.estimate <= 0:
         verdict = f"Fairness did not help here: stay with {old.label} instead of {new.label}"
-    elif mean.clear and mean.gain < 0:
+    elif mean.estimate < 0 and not _may_be_chance(mean):
         verdict = f"{new.label} instead of {old.label} is a trade"
     else:
         verdict = f"Take {new.label} instead of {old.label}"
@@ -180,7 +173,7 @@ def conclusion(runs: Sequence[ReportedRun]) -> str:
     return f"{verdict}: {'; '.join(_both_changes(old, new, (worst, mean)))}{sure}; {_price(old, new)}."
 
 
-def _both_changes(old: ReportedRun, new: ReportedRun, bounds: tuple[Change, Change] | None = None) -> list[str]:
+def _both_changes(old: ReportedRun, new: ReportedRun, bounds: tuple[Bounds, Bounds] | None = None) -> list[str]:
     """For the worst-served fifth and the average client, by how much the number changed, as it is written.
 
     Without bounds of the differences, from what to what.
@@ -279,23 +272,23 @@ def _price(old: ReportedRun, new: ReportedRun) -> str:
     return "it cost the same bytes" if f"{ratio:.2g}" == "1" else f"it cost {ratio:.2g}\u00d7 the bytes"
 
 
-def _doubt(worst: Change, mean: Change) -> str:
+def _doubt(worst: Bounds, mean: Bounds) -> str:
     """Which differences may be chance."""
     open_range = "within what the scored rows leave open"
     if math.isnan(worst.low + worst.high):
         return "How much of this is chance is not known: the runs have no bounds."
-    if worst.gain <= 0 and worst.clear:
+    if worst.estimate <= 0 and not _may_be_chance(worst):
         return "Fairness did not help here: the worst-served clients are no better off."
-    if not worst.clear and not mean.clear:
+    if _may_be_chance(worst) and _may_be_chance(mean):
         return f"Both differences lie {open_range}: they may be chance."
-    if not worst.clear:
+    if _may_be_chance(worst):
         return f"The difference for the worst-served fifth lies {open_range}: it may be chance."
     if math.isnan(mean.low + mean.high):
         return "How much of the difference of the averages is chance is not known."
-    return "" if mean.clear else f"The difference of the averages lies {open_range}."
+    return f"The difference of the averages lies {open_range}." if _may_be_chance(mean) else ""
 
 
-def _basis(worst: Change, mean: Change, paired: bool, run: ReportedRun) -> str:
+def _basis(worst: Bounds, mean: Bounds, paired: bool, run: ReportedRun) -> str:
     """The bounds by which chance was judged."""
     if math.isnan(worst.low + worst.high + mean.low + mean.high):
         return ""
@@ -308,7 +301,7 @@ def _basis(worst: Change, mean: Change, paired: bool, run: ReportedRun) -> str:
     )
 
 
-def _between(change: Change, run: ReportedRun) -> str:
+def _between(change: Bounds, run: ReportedRun) -> str:
     low, high = (f"{100 * v:+.1f}" if run.is_fraction else f"{v:+.3g}" for v in (change.low, change.high))
     return f"between {low} and {high}{' points' if run.is_fraction else ''}".replace("-", "\u2212")
 

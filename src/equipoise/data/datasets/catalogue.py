@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -41,7 +41,9 @@ class CatalogueEntry(NamedTuple):
     elsewhere: tuple[str, ...] = ()  # further folders, within the data directory or absolute
     remotes: tuple[Remote, ...] = ()
     hint: str = ""  # another way to get the files
-    natural: dict[str, Any] | None = None  # options of the loader with which its rows have owners; None: they have none
+    natural: dict[str, object] | None = (
+        None  # options of the loader with which its rows have owners; None: they have none
+    )
     differs: str = ""  # what differs between these owners
 
 
@@ -269,7 +271,7 @@ CATALOGUE = {
 }
 
 
-def load(name: str, *, data_dir: Where = None, download: bool = False, **options: Any) -> Dataset:
+def load(name: str, *, data_dir: Where = None, download: bool = False, **options: object) -> Dataset:
     """A data set by its name here, a file of features (.npz, .npy, .safetensors) by its path, or "module:function".
 
     `options` go to the set's own loader, such as `split="letters"` for EMNIST or `by="race"` for Adult.
@@ -288,7 +290,7 @@ def load(name: str, *, data_dir: Where = None, download: bool = False, **options
     return loader(**_checked(name, loader, options), **{k: v for k, v in where_from.items() if k in parameters})
 
 
-def _checked(name: str, loader: Callable[..., Dataset], options: dict[str, Any]) -> dict[str, Any]:
+def _checked(name: str, loader: Callable[..., Dataset], options: dict[str, object]) -> dict[str, object]:
     """The options as the types that the loader's arguments have; a text may stand for a number or a truth value."""
     allowed, out = inspect.signature(loader, eval_str=True).parameters, {}
     for option, value in options.items():
@@ -302,7 +304,7 @@ def _checked(name: str, loader: Callable[..., Dataset], options: dict[str, Any])
     return out
 
 
-def _own(reference: str, options: dict[str, Any]) -> Dataset:
+def _own(reference: str, options: dict[str, object]) -> Dataset:
     """The data set that a function of the user's own returns."""
     loader = extensions.load(reference)
     given = _checked(reference, loader, options)
@@ -310,11 +312,9 @@ def _own(reference: str, options: dict[str, Any]) -> Dataset:
         inspect.signature(loader).bind(**given)
     except TypeError as error:
         raise InputError(f"{reference} cannot be called without more options ({error}); give data.options") from None
-    shards = loader(**given)
-    require(
-        isinstance(shards, Dataset), f"{reference} returns {type(shards).__name__}; return an equipoise.data Dataset"
-    )
-    return shards
+    made = loader(**given)
+    require(isinstance(made, Dataset), f"{reference} returns {type(made).__name__}; return an equipoise.data Dataset")
+    return made
 
 
 def entry(name: str) -> CatalogueEntry:

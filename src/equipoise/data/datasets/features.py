@@ -8,7 +8,6 @@
 
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,8 @@ from equipoise.data.datasets import catalogue
 from equipoise.data.datasets.catalogue import Where, damaged, reading
 from equipoise.errors import InputError, require
 
-NAMES = ("inputs", "labels", "test_inputs", "test_labels", "groups", "test_groups", "scale", "offset")
+INTEGERS = ("labels", "test_labels", "groups", "test_groups")  # or labels that are numbers
+NAMES = ("inputs", "test_inputs", *INTEGERS, "scale", "offset")  # as the fields of a Dataset
 CHUNK = 1 << 14  # rows looked at together, so that a mapped file is never in memory as a whole
 
 
@@ -38,34 +38,23 @@ def read(path: Where, *, data_dir: Where = None) -> Dataset:
     for part in ("", "test_"):
         if f"{part}inputs" in arrays or f"{part}labels" in arrays:
             _check(file, arrays, part)
-    labels = arrays["labels"]
-    scale = arrays.get("scale")
     for name in ("scale", "offset"):
         shape = np.shape(arrays.get(name, 0.0))
         if shape not in ((), arrays["inputs"].shape[1:]):
             raise damaged(file, f"{name} has shape {shape}, the features {arrays['inputs'].shape[1:]}")
-    integers = labels.dtype.kind in "iu"
-    owners = [a for a in (arrays.get("groups"), arrays.get("test_groups")) if a is not None]
-    return Dataset(
-        file.stem,
-        arrays["inputs"],
-        labels.astype(np.int32) if integers else labels,
-        tuple(map(str, range(int(labels.max()) + 1))) if integers else (),
-        arrays.get("test_inputs"),
-        _integers(arrays.get("test_labels")),
-        _integers(arrays.get("groups")),
-        _integers(arrays.get("test_groups")),
-        tuple(map(str, range(1 + max(int(a.max()) for a in owners)))) if owners else (),
-        scale=scale,
-        offset=arrays.get("offset", 0.0),
-    )
+    fields = {name: arrays[name] for name in NAMES if name in arrays}
+    fields |= {name: a.astype(np.int32) for name, a in fields.items() if name in INTEGERS and a.dtype.kind in "iu"}
+    classes = _numbered(fields["labels"]) if fields["labels"].dtype.kind == "i" else ()
+    owners = _numbered(*(fields[name] for name in ("groups", "test_groups") if name in fields))
+    return Dataset(file.stem, classes=classes, group_names=owners, **fields)
 
 
-def _integers(a: Any) -> Any:
-    return a.astype(np.int32) if a is not None and a.dtype.kind in "iu" else a
+def _numbered(*codes: np.ndarray) -> tuple[str, ...]:
+    """A name for each number up to the largest."""
+    return tuple(map(str, range(max((int(a.max()) + 1 for a in codes), default=0))))
 
 
-def _arrays(file: Path) -> dict[str, Any]:
+def _arrays(file: Path) -> dict[str, np.ndarray]:
     named = file.suffix in (".safetensors", ".npz") or "inputs" in file.stem
     require(named, f"{file} is not named after its inputs; call it inputs.npy or like that")
     with reading(file, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
@@ -80,7 +69,7 @@ def _arrays(file: Path) -> dict[str, Any]:
     return {name.removeprefix("train_"): a for name, a in arrays.items()}
 
 
-def _check(file: Path, arrays: dict[str, Any], part: str) -> None:
+def _check(file: Path, arrays: dict[str, np.ndarray], part: str) -> None:
     inputs, labels = arrays.get(f"{part}inputs"), arrays.get(f"{part}labels")
     if inputs is None or labels is None or inputs.ndim < 2 or len(inputs) != len(labels) or not len(inputs):
         shapes = [None if a is None else a.shape for a in (inputs, labels)]

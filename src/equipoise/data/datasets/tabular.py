@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ def adult(
     return Dataset("adult", x, y, INCOME, test_x, test_y, groups, test_groups, called)
 
 
-def _table(path: Path, missing: bool) -> dict[str, Any]:
+def _table(path: Path, missing: bool) -> dict[str, np.ndarray]:
     """The columns of adult.data or adult.test, whose first line is a remark and whose labels end in a dot."""
     rows = []
     with reading(path, OSError, UnicodeDecodeError):
@@ -79,7 +78,7 @@ def _table(path: Path, missing: bool) -> dict[str, Any]:
             rows.append(row)
     require(rows, f"{path} has no rows; replace it")
     cells = np.array(rows)
-    table: dict[str, Any] = {name: cells[:, i] for i, name in enumerate(COLUMNS)}
+    table = {name: cells[:, i] for i, name in enumerate(COLUMNS)}
     for name in NUMBERS:
         try:
             table[name] = table[name].astype(np.float64)

@@ -7,7 +7,6 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ BEGINS = re.compile(r"^\s*(ACT|SCENE|PROLOGUE|INDUCTION)\b", re.IGNORECASE)
 NUMERAL = re.compile(r"^[IVX]+\.?$")
 LOUD = re.compile(r"^[A-Z0-9][A-Z0-9 .,'&-]*\.?$")  # MACBETH. or, in one play, THESEUS
 QUIET = re.compile(r"^[A-Z0-9][\w ,'&-]*\.$")  # Ham.
+Windows = tuple[np.ndarray, np.ndarray]  # and the character that follows each
 DIRECTION = re.compile(r"\[[^\]]*\]")
 
 
@@ -112,13 +112,13 @@ def encode(text: str) -> np.ndarray:
     return CODES[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
 
 
-def _windows(text: str, window: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
+def _windows(text: str, window: int, stride: int) -> Windows:
     views = np.lib.stride_tricks.sliding_window_view(encode(text), window + 1)[::stride]
     return views[:, :-1], views[:, -1]
 
 
-def _dataset(train: list[Any], test: list[Any], names: tuple[str, ...]) -> Dataset:
-    def joined(some: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _dataset(train: list[Windows], test: list[Windows], names: tuple[str, ...]) -> Dataset:
+    def joined(some: list[Windows]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         owners = np.repeat(np.arange(len(some), dtype=np.int32), [len(y) for _, y in some])
         return (np.concatenate([x for x, _ in some]), np.concatenate([y for _, y in some]).astype(np.int32), owners)
 
@@ -127,7 +127,7 @@ def _dataset(train: list[Any], test: list[Any], names: tuple[str, ...]) -> Datas
     return Dataset("shakespeare", inputs, labels, classes, test_inputs, test_labels, groups, test_groups, names)
 
 
-def _users(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _users(folder: Path) -> dict[str, Windows]:
     users = {}
     for path in sorted(folder.glob("*.json")):
         with reading(path, OSError, ValueError, KeyError, TypeError, AttributeError):

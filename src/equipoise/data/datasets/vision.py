@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue
 from equipoise.data.datasets.catalogue import Where, damaged, reading
-from equipoise.errors import needs, one_of, require
+from equipoise.errors import needs, not_none, one_of, require
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int32]
@@ -70,10 +70,8 @@ def emnist(*, split: str = "balanced", data_dir: Where = None, download: bool = 
         parts = f"emnist-{split}-train", f"emnist-{split}-test"
         data = _idx_set("emnist", classes, data_dir, download, *parts, first=first)
 
-    def upright(images: Any) -> Any:
-        return np.swapaxes(images, 1, 2)  # the files hold columns where rows should be
-
-    inputs, test_inputs = upright(data.inputs), upright(data.test_inputs)
+    # The files hold columns where rows should be.
+    inputs, test_inputs = (np.swapaxes(images, 1, 2) for images in (data.inputs, not_none(data.test_inputs)))
     return data._replace(name=f"emnist-{split}", inputs=inputs, test_inputs=test_inputs)
 
 
@@ -97,11 +95,8 @@ def cifar100(*, data_dir: Where = None, download: bool = False) -> Dataset:
     (images, (groups, labels)), (test_images, (test_groups, test_labels)) = train, tested
     path = catalogue.find("cifar-100", "meta", "fine_label_names.txt", data_dir=data_dir)
     if path.name == "meta":
-        meta = _unpickled(path)
-        fine, coarse = (
-            tuple(name.decode() for name in _column(path, meta, column))
-            for column in (b"fine_label_names", b"coarse_label_names")
-        )
+        columns = _unpickled(path, b"fine_label_names", b"coarse_label_names")
+        fine, coarse = (tuple(name.decode() for name in column) for column in columns)
     else:
         fine = tuple(path.read_text().split())
         beside = path.with_name("coarse_label_names.txt")
@@ -118,7 +113,7 @@ def tiny_imagenet(*, data_dir: Where = None, download: bool = False) -> Dataset:
     be written, and mapped from there the next time; delete these two files if the images change.
     """
     folder = catalogue.folder_of("tiny-imagenet", data_dir, download)
-    classes = _classes(folder / "train")
+    classes = tuple(sorted(f.name for f in folder.glob("train/*") if f.is_dir()))
     train = _listed(folder / "train", classes)
     notes = folder / "val" / "val_annotations.txt"
     if notes.is_file():
@@ -190,7 +185,7 @@ def _numbered(path: Path, labels: ArrayLike, classes: int, first: int = 0) -> La
 def _emnist_mat(path: Path, classes: tuple[str, ...], first: int) -> Dataset:
     from scipy.io import loadmat
 
-    def part(table: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def part(table: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         images, labels, writers = (np.asarray(table[k]) for k in ("images", "labels", "writers"))
         if images.shape != (labels.size, 784) or images.dtype != np.uint8 or writers.size != labels.size:
             raise ValueError(f"{labels.size} labels for images of shape {images.shape}")
@@ -210,7 +205,7 @@ def _emnist_mat(path: Path, classes: tuple[str, ...], first: int) -> Dataset:
 class _Plain(pickle.Unpickler):
     """Unpickles numbers, text, containers and numpy arrays, and nothing that could run."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}:
             return super().find_class(module, name)
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
@@ -218,37 +213,30 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which pictures do not need")
 
 
-def _unpickled(path: Path) -> dict[bytes, Any]:
+def _unpickled(path: Path, *columns: bytes) -> list[Any]:
+    """These columns of a table."""
     with reading(path, Exception), path.open("rb") as file:  # a damaged pickle raises nearly anything
         data = _Plain(file, encoding="bytes").load()
     if not isinstance(data, dict):
         raise damaged(path, f"it holds a {type(data).__name__}, not a table")
-    return data
-
-
-def _column(path: Path, data: dict[bytes, Any], name: bytes) -> Any:
-    if name not in data:
-        raise damaged(path, f"it has no {name.decode()}")
-    return data[name]
+    absent = [name.decode() for name in columns if name not in data]
+    if absent:
+        raise damaged(path, f"it has no {absent[0]}")
+    return [data[name] for name in columns]
 
 
 def _cifar(path: Path, classes: dict[bytes, int]) -> tuple[Pixels, list[Labels]]:
     """Images and label columns (name: how many classes), from a pickle or from records of bytes."""
     if path.suffix == ".bin":
         with reading(path, OSError, ValueError):
-            rows: Any = np.memmap(path, np.uint8, "r").reshape(-1, len(classes) + 3072)
+            rows = np.memmap(path, np.uint8, "r").reshape(-1, len(classes) + 3072)
         pixels, columns = rows[:, len(classes) :], list(rows[:, : len(classes)].T)
     else:
-        data = _unpickled(path)
-        pixels, columns = _column(path, data, b"data"), [_column(path, data, name) for name in classes]
+        pixels, *columns = _unpickled(path, b"data", *classes)
         if getattr(pixels, "dtype", None) != np.uint8 or {(len(y), 3072) for y in columns} != {pixels.shape}:
             raise damaged(path, f"{len(columns[0])} labels for data of shape {getattr(pixels, 'shape', None)}")
     images = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     return images, [_numbered(path, y, k) for y, k in zip(columns, classes.values(), strict=True)]
-
-
-def _classes(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(f.name for f in folder.iterdir() if f.is_dir())) if folder.is_dir() else ()
 
 
 def _listed(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:

@@ -11,6 +11,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from equipoise.data.silos import written
 from equipoise.errors import InputError, require
 
+Answers = dict[str, Any]  # what Polars says of a column, by what it was asked
+
 
 class Cells(NamedTuple):
     """A column's cells as names, as numbers, as days; null where a cell is missing or cannot be read so."""
@@ -36,11 +38,9 @@ class Table(NamedTuple):
         except (pl.exceptions.PolarsError, OSError) as error:
             raise InputError(f"{self.file} cannot be read: {first_line(error)}") from error
 
-    def ask(
-        self, questions: Mapping[tuple[str, str], pl.Expr], rows: np.ndarray | None = None
-    ) -> dict[str, dict[str, Any]]:
+    def ask(self, questions: Mapping[tuple[str, str], pl.Expr], rows: np.ndarray | None = None) -> dict[str, Answers]:
         """All questions (column, what) in one pass over the table."""
-        answers: dict[str, dict[str, Any]] = {}
+        answers: dict[str, Answers] = {}
         if questions:
             row = self.collect(*(e.alias(str(k)) for k, e in enumerate(questions.values())), rows=rows).row(0)
             for (name, what), answer in zip(questions, row, strict=True):
@@ -83,11 +83,11 @@ def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[
     safe = lazy.rename(dict(zip(schema, (i for i, _ in columns.values()), strict=True)))
     absent = tuple(m.lower() for m in missing)
     try:
-        if safe.select(pl.len()).collect().item() * len(columns) <= AT_ONCE:
-            return Table(file, _read_at_once(safe.collect(), columns.values(), absent, percent).lazy(), columns)
+        small = safe.select(pl.len()).collect().item() * len(columns) <= AT_ONCE
+        read = _read(safe.collect() if small else safe, columns.values(), absent, percent)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InputError(f"{file} cannot be read: {first_line(error)}") from error
-    return Table(file, _read(safe, columns.values(), absent, percent), columns)
+    return Table(file, read, columns)
 
 
 # Cells, at most, of a table that is read as it is opened: a plan of all readings, made anew for every question, takes
@@ -95,44 +95,30 @@ def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[
 AT_ONCE = 100_000
 
 
-def _read_at_once(
-    frame: pl.DataFrame, columns: Collection[tuple[str, pl.DataType]], absent: tuple[str, ...], percent: str
-) -> pl.DataFrame:
-    """All readings of a table, step by step; dates, which take longest, of columns that have any."""
-    cleaned, *steps = _steps(columns, absent, percent)
-    frame = frame.with_row_index("row", offset=1).with_columns(cleaned)
-    for step in steps:
-        frame = frame.with_columns(step)
-    texts = [i for i, dtype in columns if dtype in TEXTS]
-    seen = frame.select(written.has_dates(i).alias(i) for i in texts).row(0) if texts else ()
-    for step in _together(written.dates(i) for i, dated in zip(texts, seen, strict=True) if dated):
-        frame = frame.with_columns(step)
-    without = [i for i, dated in zip(texts, seen, strict=True) if not dated]
-    return frame.with_columns(NOTHING.alias(f"{i} {what}") for i in without for what in ("date", "month"))
-
-
 def _read(
-    frame: pl.LazyFrame, columns: Collection[tuple[str, pl.DataType]], absent: tuple[str, ...], percent: str
+    frame: pl.DataFrame | pl.LazyFrame,
+    columns: Collection[tuple[str, pl.DataType]],
+    absent: tuple[str, ...],
+    percent: str,
 ) -> pl.LazyFrame:
-    """The same as a plan, for tables of any size."""
+    """Clean cells and all readings, each step from the columns of those before; of a LazyFrame they are a plan."""
     frame = frame.with_row_index("row", offset=1)
-    dates = _together(written.dates(i) for i, dtype in columns if dtype in TEXTS)
-    for step in (*_steps(columns, absent, percent), *dates):
-        frame = frame.with_columns(step)
-    return frame
-
-
-def _steps(
-    columns: Collection[tuple[str, pl.DataType]], absent: tuple[str, ...], percent: str
-) -> tuple[list[pl.Expr], ...]:
-    """Clean cells and all readings but dates, each step from the columns of those before."""
     texts = [i for i, dtype in columns if dtype in TEXTS]
-    return (
+    steps: list[list[pl.Expr]] = [
         [pl.col(i).cast(pl.String).str.strip_chars() for i in texts],
         [pl.when(~pl.col(i).str.to_lowercase().is_in(absent)).then(pl.col(i)) for i in texts],  # null stays null
         [e.alias(f"{i} {what}") for i, dtype in columns for what, e in _readings(i, dtype).items()],
         *_together(written.numbers(i, percent) for i in texts),
-    )
+    ]
+    for step in steps:
+        frame = frame.with_columns(step)
+    dated = texts
+    if isinstance(frame, pl.DataFrame) and texts:  # dates take longest: of columns that have any
+        dated = [c.name for c in frame.select(written.has_dates(i).alias(i) for i in texts) if c.item()]
+    for step in _together(written.dates(i) for i in dated):
+        frame = frame.with_columns(step)
+    without = [i for i in texts if i not in dated]
+    return frame.with_columns(NOTHING.alias(f"{i} {what}") for i in without for what in ("date", "month")).lazy()
 
 
 def _together(steps: Iterable[tuple[dict[str, pl.Expr], ...]]) -> list[list[pl.Expr]]:
@@ -149,16 +135,13 @@ NOTHING = pl.lit(None, pl.Float64)
 def _readings(i: str, dtype: pl.DataType) -> dict[str, pl.Expr]:
     cell = pl.col(i)
     if dtype in DATES:
-        return {"text": cell.cast(pl.String), "number": NOTHING, "date": _days(cell)}
+        days = cell.dt.epoch("us").cast(pl.Float64) / 86_400e6
+        return {"text": cell.cast(pl.String), "number": NOTHING, "date": days}
     if dtype.is_numeric():
         number = cell.cast(pl.Float64).fill_nan(None)
         text = pl.when(number.is_not_null()).then(cell).cast(pl.String)
         return {"text": _name(text), "number": number, "date": NOTHING}
     return {"text": _name(cell)} if dtype in TEXTS else {}
-
-
-def _days(date: pl.Expr) -> pl.Expr:
-    return date.dt.epoch("us").cast(pl.Float64) / 86_400e6
 
 
 def _name(text: pl.Expr) -> pl.Expr:

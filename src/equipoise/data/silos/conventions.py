@@ -6,12 +6,12 @@ follows the rest of its file and the same column of the others; where nothing de
 """
 
 from collections.abc import Collection, Iterable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import polars as pl
 from pydantic import Field
 
-from equipoise.data.silos.cells import TEXTS, Table, first_row
+from equipoise.data.silos.cells import TEXTS, Answers, Table, first_row
 from equipoise.data.silos.written import DOTTED, MONEY, SHORT_YEAR, THOUSANDS
 from equipoise.errors import require
 
@@ -101,7 +101,7 @@ def look(table: Table, names: Iterable[str]) -> dict[str, Look]:
     return {name: seen or _closely(answers[name], closer[name]) for name, seen in looks.items()}
 
 
-def _plainly(answers: dict[str, Any]) -> Look | None:
+def _plainly(answers: Answers) -> Look | None:
     """The look of numbers that nobody would write in another way; None: there are other cells."""
     cells, decimal = answers["cells"], answers["decimal"]
     if answers["plain"] < cells or (answers["dots"] and decimal is None):
@@ -141,7 +141,7 @@ def _questions(table: Table, name: str) -> dict[str, pl.Expr]:
     }
 
 
-def _closely(answers: dict[str, Any], closer: dict[str, Any]) -> Look:
+def _closely(answers: Answers, closer: Answers) -> Look:
     def writing(kind: str, ways: tuple[str, str], marks: tuple[str, str]) -> Writing:
         a, b, either, differ, odd, even, only_a, only_b, not_a, not_b = (closer[f"{kind} {what}"] for what in ANSWERS)
         mark = "" if not differ else marks[0] if not even else marks[1] if not odd else "?"

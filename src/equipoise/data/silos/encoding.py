@@ -8,12 +8,11 @@ training had any, an unknown one all zeros. A column whose cells are arrays (ima
 import json
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
 import polars as pl
-from jax.typing import DTypeLike
 from pydantic import Field
 
 from equipoise.data.silos.cells import Finite, Natural, Table, first_row, label_names, listing, open_table, read_json
@@ -126,21 +125,19 @@ class Encoding(NamedTuple):
         return len(self.target.classes) or 1
 
     def apply(
-        self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
+        self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table"
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Inputs [m, ...] in `dtype` (JAX's default float) and labels [m]; None without a label column."""
+        """Inputs [m, ...] in JAX's default float and labels [m]; None without a label column."""
         table = open_table(frame, file, self.missing, self.conventions.percent)
         labelled = self.target.name in table.columns
         table = self._settled(table, labelled)
-        labels = self._labels(table, dtype) if labelled else None
-        return self._inputs(table, dtype), labels
+        labels = self._labels(table) if labelled else None
+        return self._inputs(table), labels
 
-    def apply_inputs(
-        self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
-    ) -> np.ndarray:
+    def apply_inputs(self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table") -> np.ndarray:
         """The inputs alone, as at prediction: what stands in a label column does not matter."""
         table = open_table(frame, file, self.missing, self.conventions.percent)
-        return self._inputs(self._settled(table, False), dtype)
+        return self._inputs(self._settled(table, False))
 
     def _settled(self, table: Table, labelled: bool) -> Table:
         """The table, each column of which is read as it is written; see conventions.py."""
@@ -170,13 +167,13 @@ class Encoding(NamedTuple):
     def _writing(self, kind: str, seen: Look) -> tuple[Writing, str]:
         return (seen.number, self.conventions.decimal) if kind == "number" else (seen.date, self.conventions.dates)
 
-    def _inputs(self, table: Table, dtype: DTypeLike | None) -> np.ndarray:
+    def _inputs(self, table: Table) -> np.ndarray:
         gone = [f.name for f in self.features if f.name not in table.columns]
         require(not gone, f"{table.file} lacks the column {listing(gone)}, which the model was trained with")
         if self.features[0].kind == "array":
             return _array(table, self.features[0])
         columns = table.collect(*(_coded(table, f).alias(str(i)) for i, f in enumerate(self.features)))
-        out = np.zeros((len(columns), len(self.inputs)), _float(dtype))
+        out = np.zeros((len(columns), len(self.inputs)), _default_float())
         start = 0
         for feature, column in zip(self.features, columns.iter_columns(), strict=True):
             stop = start + len(feature.inputs)
@@ -184,7 +181,7 @@ class Encoding(NamedTuple):
             start = stop
         return out
 
-    def _labels(self, table: Table, dtype: DTypeLike | None) -> np.ndarray:
+    def _labels(self, table: Table) -> np.ndarray:
         name, classes, mean, scale = self.target[:4]
         cells = table.cells(name)
         if self.task == "classification":
@@ -192,7 +189,7 @@ class Encoding(NamedTuple):
             labels = table.collect(code).to_series().to_numpy()
             bad, why = labels < 0, f"is not one of the classes {listing(classes)}"
         else:
-            labels = ((table.collect(cells.number).to_series().to_numpy() - mean) / scale).astype(_float(dtype))
+            labels = ((table.collect(cells.number).to_series().to_numpy() - mean) / scale).astype(_default_float())
             bad, why = ~np.isfinite(labels), "is not a number"
         if bad.any():
             raise _bad_cell(table, name, int(bad.argmax()), why)
@@ -219,7 +216,7 @@ class Encoding(NamedTuple):
     def from_json(cls, text: str | bytes) -> "Encoding":
         """Checks what it reads: a server or a file may hold anything."""
         what = "this is not an encoding"
-        fields = read_json(dict[str, Any], text, what)
+        fields = read_json(dict[str, object], text, what)
         version = fields.pop("version", None)
         require(version == 1, f"{what} that is known here: its version is {version!r}; update equipoise")
         read = read_json(cls, json.dumps(fields), what)
@@ -243,8 +240,8 @@ def _fits_together(read: Encoding) -> bool:
     )
 
 
-def _float(dtype: DTypeLike | None) -> np.dtype:
-    return np.dtype(jax.dtypes.canonicalize_dtype(np.float64) if dtype is None else dtype)
+def _default_float() -> np.dtype:
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
 
 
 def _coded(table: Table, feature: Feature) -> pl.Expr:
@@ -309,5 +306,5 @@ def _array(table: Table, feature: Feature) -> np.ndarray:
         where = table.where(feature.name, int(bad.argmax()) + 1)
         require(not bad.any(), f"{where}: the array holds NaN or infinity")
     if (feature.mean, feature.scale) != (0.0, 1.0):  # such as pixels; tokens are left as they are
-        return ((array - feature.mean) / feature.scale).astype(_float(None))
+        return ((array - feature.mean) / feature.scale).astype(_default_float())
     return array

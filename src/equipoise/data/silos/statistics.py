@@ -13,7 +13,7 @@ Rows in messages are data rows: row 1 is the first one under the header, blank l
 import json
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from pydantic import Field
 from equipoise.data.silos.cells import (
     DATES,
     TEXTS,
+    Answers,
     Finite,
     Natural,
     Table,
@@ -113,19 +114,16 @@ def statistics(
     """
     table, features = _opened(frame, options, site)
     shown = _label_kind(table, options)
-    cells = _label(table, options, shown)
+    cells = _label(table, options, shown[0])
     rows = len(cells) if train is None else int(train.sum())
     kinds = _kinds(table, features, options)
-    table = table._replace(readings={name: kind.reading for name, kind in kinds.items()})
-    label, columns = _label_column(table, options, shown, cells, train), _columns(table, kinds, options, rows, train)
-    others = {name: kind._replace(reading=kind.other) for name, kind in kinds.items() if kind.other}
-    table = table._replace(readings={name: kind.reading for name, kind in others.items()})
-    described = _columns(table, others, options, rows, train)
-    if shown.other:
-        other = shown._replace(reading=shown.other)
-        described += (_label_column(table, options, other, _label(table, options, other), train),)
+    label = _label_column(table, options, shown[0], cells, train)
+    columns, others = (
+        _columns(table, [ways[k] for ways in kinds.values() if len(ways) > k], options, rows, train) for k in (0, 1)
+    )
+    others += tuple(_label_column(table, options, way, _label(table, options, way), train) for way in shown[1:])
     unnamed = tuple(name for name in table.columns if _is_index(name, options))
-    return Statistics(site, rows, label, columns, described, unnamed)
+    return Statistics(site, rows, label, columns, others, unnamed)
 
 
 def _is_index(name: str, options: Options) -> bool:
@@ -137,7 +135,7 @@ def _is_index(name: str, options: Options) -> bool:
 def strata(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = "the table") -> pl.Series:
     """The class of every row as this silo sees it, to split within classes; a single one for a quantity."""
     table, _ = _opened(frame, options, site)
-    shown = _label_kind(table, options)
+    shown = _label_kind(table, options)[0]
     cells = _label(table, options, shown)
     classes = shown.kind == "text" or (options.task is None and _few(cells))
     return cells["name"] if classes else pl.repeat("", len(cells), eager=True)
@@ -185,25 +183,18 @@ def _opened(frame: pl.DataFrame | pl.LazyFrame, options: Options, site: str) -> 
     return table, [name for name in table.columns if name not in left and not _is_index(name, options)]
 
 
-class _Kind(NamedTuple):
-    kind: str
-    row: int = 0
-    reading: str = ""
-    other: str = ""  # the other way in which it can be read
-    mark: str = ""
-    percent: bool = False
+Ways = tuple[Column, ...]  # what a column is by its cells, nothing counted yet; two where they can be read in two ways
 
 
-def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "data.categorical") -> dict[str, _Kind]:
-    """The kind of each column, by its cells; `remedy` is the setting that makes names of them."""
+def _kinds(table: Table, names: Sequence[str], options: Options, remedy: str = "data.categorical") -> dict[str, Ways]:
+    """The kind of each column; `remedy` is the setting that makes names of its cells."""
     questions: dict[tuple[str, str], pl.Expr] = {}
-    kinds: dict[str, _Kind] = {}
-    names = list(names)
+    kinds: dict[str, Ways] = {}
     categorical = {*options.categorical, *([options.label] if options.task == "classification" else [])}
     for name in names:
         dtype = table.columns[name][1]
         if isinstance(dtype, pl.Array) and _inner(dtype).is_numeric() | (_inner(dtype) == pl.Boolean):
-            kinds[name] = _Kind("array", 1)
+            kinds[name] = (Column(name, "array", 1),)
             continue
         require(
             dtype.is_numeric() or dtype in TEXTS or dtype in DATES,
@@ -215,26 +206,26 @@ def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "
             questions[name, "infinite"] = first_row(cells.number.is_infinite())
     for name, answers in table.ask(questions).items():
         kind = "number" if table.columns[name][1].is_numeric() else "date"
-        kinds[name] = _shown(table, name, Look(1, **answers), kind, categorical)
+        kinds[name] = (_shown(table, name, Look(1, **answers), kind, categorical),)
     for name, seen in look(table, names).items():
         if not seen.cells or name in categorical:
-            kinds[name] = _shown(table, name, seen, "text", categorical)
+            kinds[name] = (_shown(table, name, seen, "text", categorical),)
         else:
             kinds[name] = _of_texts(table, name, seen, options, remedy)
-    return {name: kinds[name] for name in names}
+    return {name: kinds[name] for name in table.columns if name in kinds}
 
 
-def _shown(table: Table, name: str, seen: Look, kind: str, categorical: Collection[str]) -> _Kind:
+def _shown(table: Table, name: str, seen: Look, kind: str, categorical: Collection[str]) -> Column:
     if seen.first is None:
-        return _Kind("empty")
+        return Column(name, "empty")
     if name in categorical:
-        return _Kind("text", seen.first)
+        return Column(name, "text", seen.first)
     where = table.where(name, seen.infinite)
     require(seen.infinite is None, f"{where}: the value is infinite; correct the cell or empty it")
-    return _Kind(kind, seen.first)
+    return Column(name, kind, seen.first)
 
 
-def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str) -> _Kind:
+def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str) -> Ways:
     """More than half of the cells numbers (dates) and the rest text is an error, not a guess."""
     asked = options.conventions
     names = "data.task = 'classification'" if remedy == "data.task" else f"{remedy} = [{name!r}]"
@@ -255,7 +246,8 @@ def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str
         telling = {writing.ways[0]: writing.alone[0], writing.ways[1]: writing.alone[1]}.get(ways[0])
         row = writing.differ if len(ways) > 1 else telling
         signed = kind == "number" and seen.signed is not None and asked.percent == "auto"
-        return _Kind(kind, row or shown.row, ways[0], (*ways, "")[1], writing.mark if len(ways) > 1 else "", signed)
+        mark = writing.mark if len(ways) > 1 else ""
+        return tuple(shown._replace(row=row or shown.row, reading=way, mark=mark, percent=signed) for way in ways)
     require(
         seen.shorts * 2 <= seen.cells,
         f"{table.cited(name, seen.short)} has a year of two digits, which can be read in several ways; write years "
@@ -266,7 +258,7 @@ def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str
         f"{table.cited(name, seen.amount)} is a number with something beside it; write the number alone, and what is "
         f"below zero with a minus, or set {names}",
     )
-    return _Kind("text", seen.number.unread[0] or seen.first or 0)
+    return (Column(name, "text", seen.number.unread[0] or seen.first or 0),)
 
 
 def _mixed(table: Table, name: str, kind: str, writing: Writing, setting: str, names: str) -> str:
@@ -282,9 +274,9 @@ def _mixed(table: Table, name: str, kind: str, writing: Writing, setting: str, n
     return f"{cell} is not written with {way} although other cells of the column are; write them alike, or set {names}"
 
 
-def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None) -> dict[str, dict[str, Any]]:
+def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None) -> dict[str, Answers]:
     """n, mean, rest and m2 of each column: the mean first, then the deviations from it, corrected."""
-    moments: dict[str, dict[str, Any]] = {}
+    moments: dict[str, Answers] = {}
     looks = {"n": pl.Expr.count, "low": pl.Expr.min, "high": pl.Expr.max, "mean": pl.Expr.mean}
     first = table.ask({(name, what): f(x) for name, x in columns.items() for what, f in looks.items()}, train)
     spread: dict[tuple[str, str], pl.Expr] = {}
@@ -306,11 +298,12 @@ def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None
 
 
 def _columns(
-    table: Table, kinds: dict[str, _Kind], options: Options, rows: int, train: np.ndarray | None
+    table: Table, shown: Sequence[Column], options: Options, rows: int, train: np.ndarray | None
 ) -> tuple[Column, ...]:
+    table = table._replace(readings={column.name: column.reading for column in shown})
     texts: dict[tuple[str, str], pl.Expr] = {}
     numbers: dict[str, pl.Expr] = {}
-    for name, (kind, *_) in kinds.items():
+    for name, kind, *_ in shown:
         if kind == "text":
             values = table.cells(name).text.drop_nulls().alias("value").value_counts(sort=True)
             most = max(options.max_categories, IDS) + 1  # enough to see that there are too many
@@ -318,8 +311,8 @@ def _columns(
             texts[name, "missing"] = (~table.cells(name).present).sum()
         elif kind in ("number", "date"):
             numbers[name] = table.cells(name).number if kind == "number" else table.cells(name).date
-    answers, shown = table.ask(texts, train) | _moments(table, numbers, train), [n for n in table.columns if n in kinds]
-    return tuple(_column_of(table, name, kinds[name], rows, answers.get(name, {}), options) for name in shown)
+    answers = table.ask(texts, train) | _moments(table, numbers, train)
+    return tuple(_counted(table, column, rows, answers.get(column.name, {}), options) for column in shown)
 
 
 def _inner(dtype: Any) -> pl.DataType:
@@ -329,43 +322,39 @@ def _inner(dtype: Any) -> pl.DataType:
     return dtype
 
 
-def _column_of(table: Table, name: str, shown: _Kind, rows: int, answers: dict[str, Any], options: Options) -> Column:
-    kind, row = shown.kind, shown.row
-    if kind == "array":
-        dtype: Any = table.columns[name][1]
-        return Column(name, kind, row, shape=dtype.shape, dtype=str(_inner(dtype)))
-    if kind == "empty":
-        return Column(name, kind, missing=rows)
-    if kind != "text":
-        return Column(name, kind, row, rows - answers["n"], **answers, **_ways(shown))
+def _counted(table: Table, shown: Column, rows: int, answers: Answers, options: Options) -> Column:
+    if shown.kind == "array":
+        dtype: Any = table.columns[shown.name][1]
+        return shown._replace(shape=dtype.shape, dtype=str(_inner(dtype)))
+    if shown.kind == "empty":
+        return shown._replace(missing=rows)
+    if shown.kind != "text":
+        return shown._replace(missing=rows - answers["n"], **answers)
     counts = {v["value"]: v["count"] for v in answers["values"]}
     ids = len(counts) >= IDS and max(counts.values()) == 1
-    if name not in options.categorical and (ids or len(counts) > options.max_categories):
-        return Column(name, kind, row, answers["missing"], categories=None)
+    if shown.name not in options.categorical and (ids or len(counts) > options.max_categories):
+        return shown._replace(missing=answers["missing"], categories=None)
     common = tuple(sorted(v for v, count in counts.items() if count >= options.min_count))
-    return Column(name, kind, row, answers["missing"], categories=common, rare=len(common) < len(counts))
+    return shown._replace(missing=answers["missing"], categories=common, rare=len(common) < len(counts))
 
 
-def _ways(shown: _Kind) -> dict[str, Any]:
-    return {"reading": shown.reading, "mark": shown.mark, "percent": shown.percent}
-
-
-def _label_kind(table: Table, options: Options) -> _Kind:
+def _label_kind(table: Table, options: Options) -> Ways:
     name = options.label
     safe, dtype = table.columns[name]
     column = table.collect(pl.col(rf"^(row|{safe}( \w+)?)$"))  # with its readings, in one pass over the file
     alone = Table(table.file, column.lazy(), {name: (safe, dtype)})
-    shown = _kinds(alone, [name], options, "data.task")[name]
+    ways = _kinds(alone, [name], options, "data.task")[name]
+    shown = ways[0]
     allowed = ("number",) if options.task == "regression" else ("number", "text")
     require(
         shown.kind in (*allowed, "empty"),
         f"{table.where(name, shown.row)}: the label is of kind {shown.kind}, but {options.task or 'a label'} needs "
         f"{' or '.join(allowed)}",
     )
-    return shown
+    return ways
 
 
-def _label(table: Table, options: Options, shown: _Kind) -> pl.DataFrame:
+def _label(table: Table, options: Options, shown: Column) -> pl.DataFrame:
     """The label's cells as (row, present, name, number)."""
     name = options.label
     cells = table._replace(readings={name: shown.reading}).cells(name)
@@ -383,23 +372,22 @@ def _few(cells: pl.DataFrame) -> bool:
 
 
 def _label_column(
-    table: Table, options: Options, shown: _Kind, cells: pl.DataFrame, train: np.ndarray | None
+    table: Table, options: Options, shown: Column, cells: pl.DataFrame, train: np.ndarray | None
 ) -> Column:
-    kind, row, label = shown.kind, shown.row, options.label
+    label = options.label
     counted = dict(cells["name"].value_counts().iter_rows())
     every = sorted(counted)
     names = tuple(name for name in every if counted[name] >= options.min_count)
     rare = len(names) < len(every)
-    if kind == "text":
+    if shown.kind == "text":
         many = len(every) > options.max_categories or len(every) == len(cells) >= IDS
         require(
             options.task == "classification" or not many,
             f"{table.where(label)} has {len(every)} different texts as labels; choose another label, or set data.task "
             "= 'classification' if these are classes",
         )
-        return Column(label, kind, row, categories=names, rare=rare)
+        return shown._replace(categories=names, rare=rare)
     alone = Table(table.file, cells.lazy(), {})
     moments = _moments(alone, {label: pl.col("number")}, train)[label]
     values = names if options.task is None and _few(cells) else None
-    rare = rare and values is not None
-    return Column(label, kind, row, categories=values, rare=rare, **moments, **_ways(shown))
+    return shown._replace(categories=values, rare=rare and values is not None, **moments)
