@@ -108,7 +108,7 @@ def parts(problem, train):
 
 
 def use(monkeypatch):
-    def evaluator(config, problem, train, scorer):
+    def evaluator(config, problem):
         def evaluate(x, lam):
             found = in_units(problem, table(x, problem.n))
             return writer.Evaluation(found.scores["loss"], float(found.scores["loss"].max()), 0.5, found)

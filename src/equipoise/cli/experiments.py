@@ -1,7 +1,9 @@
 """From a configuration to a model: the commands that train."""
 
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,8 +49,8 @@ def run(
     config = configs.parse(settings, source=_source(file))
     plan.check_beside(settings, _source(file))
     folder = _folder(out, config.name)
-    with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
-        done = runs.run(config, folder, overwrite=overwrite, watch=watch(config.algorithm.name))
+    with _watched(folder, f"`equipoise resume {folder}` goes on") as tell:
+        done = runs.run(config, folder, overwrite=overwrite, watch=partial(tell, config.algorithm.name))
     show([done], folder)
 
 
@@ -72,9 +74,9 @@ def compare(
     jobs = plan.compare(settings, source=_source(file))
     plan.check_beside(settings, _source(file))
     folder = _folder(out, jobs[0].config.name, "compare")
-    with _progress() as watch, _stoppable(folder, "the same command goes on"):
-        seen = _by(lambda job: job.label, watch)
-        done = plan.run_all(jobs, folder, overwrite=overwrite, watch=seen, beside_alone=len(jobs) > 1)
+    with _watched(folder) as tell:
+        watch = _by("label", tell)
+        done = plan.run_all(jobs, folder, overwrite=overwrite, watch=watch, beside_alone=len(jobs) > 1)
     show(done, folder)
 
 
@@ -110,8 +112,8 @@ def path(
     jobs = plan.path(settings, rho or alpha, source=_source(file))
     plan.check_beside(settings, _source(file))
     folder = _folder(out, jobs[0].config.name, "path")
-    with _progress() as watch, _stoppable(folder, "the same command goes on"):
-        done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
+    with _watched(folder) as tell:
+        done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by("label", tell))
     show(done, folder)
 
 
@@ -143,8 +145,8 @@ def resume(folder: Annotated[Path, typer.Argument(help="A run folder that was st
     """
     from equipoise.experiment import run as runs
 
-    with _progress() as watch, _stoppable(folder, "the same command goes on"):
-        done = runs.resume(folder, watch=watch(folder.name))
+    with _watched(folder) as tell:
+        done = runs.resume(folder, watch=partial(tell, folder.name))
     show([done], folder)
 
 
@@ -200,8 +202,8 @@ def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
     from equipoise.experiment.folders import PAGE, TABLE
     from equipoise.report import html, sweeps
 
-    with _progress(len(study.trials)) as watch, _stoppable(folder, "the same command goes on"):
-        cells = plan.run_study(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
+    with _watched(folder, jobs=len(study.trials)) as tell:
+        cells = plan.run_study(study, folder, overwrite=overwrite, watch=_by("place", tell))
     write_whole(folder / TABLE, sweeps.markdown(cells, study.sweep.show))
     html.write([run for cell in cells for run in cell.runs[:1]], folder / PAGE)
     Console().print(sweeps.table(cells, study.sweep.show))
@@ -217,21 +219,13 @@ def _settings(
     default: str | None = None,
     chosen: bool = False,  # model and objective of a data set whose owners exist
 ) -> dict[str, Any]:
-    import tomllib
-
+    from equipoise.data.datasets.catalogue import CATALOGUE
     from equipoise.experiment import reading
 
-    def defaults(name: str) -> dict[str, Any]:
-        return tomllib.loads((resources.files("equipoise.experiment") / "defaults" / name).read_text())
-
+    dataset = None if file is None or file.exists() else CATALOGUE.get(str(file))
     settings: dict[str, Any] = {}
-    dataset = None
-    if file is not None and not file.exists():
-        from equipoise.data.datasets.catalogue import CATALOGUE
-
-        dataset = CATALOGUE.get(str(file))
     if dataset is not None:
-        settings = defaults("digits.toml" if dataset.natural is None else "compare.toml")
+        settings = _defaults("digits.toml" if dataset.natural is None else "compare.toml")
         if chosen and dataset.natural is not None:
             settings |= {"model": {}, "objective": {}}
         settings["name"] = str(file)
@@ -239,33 +233,36 @@ def _settings(
     elif file is not None:
         settings = reading.read(file)
     elif default is not None:
-        settings = defaults(default)
+        settings = _defaults(default)
+    data = settings.get("data", {})
     if silos is not None:
         require(silos.is_dir(), f"{silos} is not a folder; give the one that holds a file per owner")
         settings.pop("partition", None)
         if file is None:
             settings.get("model", {}).pop("l2", None)  # it suits the default data
-        given = settings.get("data", {})
-        require(isinstance(given, dict), f"{_source(file)}: data is not a table; give one, [data]")
-        settings["data"] = {**given, "silos": str(silos)}
+        require(isinstance(data, dict), f"{_source(file)}: data is not a table; give one, [data]")
+        data = settings["data"] = {**data, "silos": str(silos)}
         settings["name"] = silos.resolve().name
     if label is not None:
-        given = settings.get("data", {})
-        require(isinstance(given, dict) and "silos" in given, "--label is for silo files; give --silos too")
-        settings["data"]["label"] = label
+        require(isinstance(data, dict) and "silos" in data, "--label is for silo files; give --silos too")
+        data["label"] = label
     return reading.override(settings, set_ or ())
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    return tomllib.loads((resources.files("equipoise.experiment") / "defaults" / name).read_text())
 
 
 def _source(file: Path | None) -> str:
     return "the configuration" if file is None else str(file)
 
 
-Watch = Callable[[int, int, Any], None]
+Tell = Callable[[str, int, int, Any], None]  # where a run stands: its label, rounds done, rounds in all, the last row
 
 
 @contextmanager
-def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
-    """A bar per run, with the average and the worst fifth so far."""
+def _watched(folder: Path, then: str = "the same command goes on", jobs: int = 0) -> Iterator[Tell]:
+    """A bar per run, with the average and the worst fifth so far; Ctrl-C and a full disk say how to go on."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     use_all_cores()  # before anything starts JAX
@@ -285,39 +282,29 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
         rows: dict[str, Any] = {}
         waiting = bar.add_task("reading data", total=None, standing="and measuring step sizes")
 
-        def watch(label: str) -> Watch:
-            def update(done: int, total: int, row: object) -> None:
-                if bar.disable:  # no terminal
-                    return
-                # Between two runs the next one's step sizes are measured and its program is compiled.
-                visible, standing = done >= total, "measuring and compiling"
-                bar.reset(waiting, total=None, visible=visible, description="next", standing=standing)
-                if label not in rows:
-                    while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
-                        bar.remove_task(rows.pop(next(iter(rows))))
-                    rows[label] = bar.add_task(label, total=total, standing="")
-                # The first row is of the model before training; what follows it is compilation.
-                standing = _standing(row) if done else "compiling"
-                bar.update(rows[label], completed=done, total=total, standing=standing)
-
-            return update
+        def tell(label: str, done: int, total: int, row: Any) -> None:
+            if bar.disable:  # no terminal
+                return
+            # Between two runs the next one's step sizes are measured and its program is compiled.
+            visible, standing = done >= total, "measuring and compiling"
+            bar.reset(waiting, total=None, visible=visible, description="next", standing=standing)
+            if label not in rows:
+                while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
+                    bar.remove_task(rows.pop(next(iter(rows))))
+                rows[label] = bar.add_task(label, total=total, standing="")
+            # The first row is of the model before training; what follows it is compilation.
+            standing = _standing(row) if done else "compiling"
+            bar.update(rows[label], completed=done, total=total, standing=standing)
 
         try:
-            with watched(lambda done, total: watch("each alone")(done, total, None)):
-                yield watch
+            with watched(lambda done, total: tell("each alone", done, total, None)):
+                yield tell
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"{str(stop) or 'stopped'}; {_begun(folder, then)}") from None
+        except FileError as error:
+            raise FileError(f"{error}; then {_begun(folder, then)}") from error
         finally:
             bar.update(waiting, visible=False)
-
-
-@contextmanager
-def _stoppable(folder: Path, then: str) -> Iterator[None]:
-    """Ctrl-C and a full disk say how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"{str(stop) or 'stopped'}; {_begun(folder, then)}") from None
-    except FileError as error:
-        raise FileError(f"{error}; then {_begun(folder, then)}") from error
 
 
 def _begun(folder: Path, then: str) -> str:
@@ -329,8 +316,9 @@ def _begun(folder: Path, then: str) -> str:
     return then if single or several else "nothing was begun"
 
 
-def _by(name: Callable[[Any], str], watch: Callable[[str], Watch]) -> Any:
-    return lambda job, done, total, row: watch(name(job))(done, total, row)
+def _by(name: str, tell: Tell) -> Callable[..., None]:
+    """Of a plan's runs, each called by its label or its place."""
+    return lambda job, *now: tell(getattr(job, name), *now)
 
 
 def _standing(row: Any) -> str:

@@ -99,8 +99,9 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Built
 
 def tried_step(config: Config, problem: Problem) -> str | None:
     """The step size that a race finds: of networks, whose rows are at hand; None: there is none."""
-    auto = [key for key in ("local_lr", "lr") if getattr(config.algorithm, key, None) == "auto"]
-    return auto[0] if auto and not problem.convex and step_sizes.at_hand(problem) else None
+    raced = not problem.convex and step_sizes.at_hand(problem)
+    auto = (key for key in ("local_lr", "lr") if getattr(config.algorithm, key, None) == "auto")
+    return next(auto, None) if raced else None
 
 
 def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> BuiltMethod:
@@ -134,7 +135,13 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
     dual, task = _objective(draft)
     sample, rule = _sample(draft), _rule(draft, dual)
     _fill_in(draft)
-    task = _with_local_steps(draft, task)
+    for key in ("optimizer", "schedule"):
+        require(
+            draft.around[key] is None or "local_lr" in draft.settings,
+            f"algorithm.{key} is for local steps, of which {draft.record.name} takes none of its own; leave it out",
+        )
+    if draft.around["optimizer"] is not None:
+        task = with_own_steps(task, draft.around["optimizer"])
     if config.privacy is not None:
         release = noisy_releases(task, noise_of(config), l2=problem.l2, draw=draw)
         task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
@@ -160,9 +167,7 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
         algorithm = private_scaffpd(algorithm, release, steps=draft.settings["steps"])
     if draft.around["optimizer"] is not None:
         crossing(algorithm, problem)  # an optimizer where local steps are corrected is a mistake, found by tracing them
-    for wrap in (_projected, _clipped, _compressed, _told_in_x):  # from the inside to the outside
-        algorithm = wrap(draft, algorithm)
-    return BuiltMethod(algorithm, tuple(draft.notes))
+    return BuiltMethod(_wrapped(draft, algorithm), tuple(draft.notes))
 
 
 def _draft(config: Config, problem: Problem) -> Draft:
@@ -258,50 +263,27 @@ def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
     )
 
 
-def _with_local_steps(draft: Draft, task: Task) -> Task:
-    for key in ("optimizer", "schedule"):
-        require(
-            draft.around[key] is None or "local_lr" in draft.settings,
-            f"algorithm.{key} is for local steps, of which {draft.record.name} takes none of its own; leave it out",
-        )
-    return task if draft.around["optimizer"] is None else with_own_steps(task, draft.around["optimizer"])
-
-
-# What an algorithm is wrapped in, each where it was asked for.
-
-
-def _projected(draft: Draft, algorithm: Algorithm) -> Algorithm:
-    if draft.config.federation is None or not _projects(draft):
-        return algorithm
-    quadratic = draft.problem.loss in QUADRATIC
-    draft.notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
-    return algorithms.project_updates(algorithm, quadratic=quadratic)
-
-
-def _clipped(draft: Draft, algorithm: Algorithm) -> Algorithm:
-    federation = draft.config.federation
-    if federation is not None and federation.clip is not None:
-        algorithm = algorithms.clip_losses(algorithm, factor=federation.clip)
-    if federation is None or federation.clip_gradients is None:
-        return algorithm
-    require(
-        any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, draft.problem)),
-        f"federation.clip_gradients looks at every site's gradient, which {algorithm.name} does not show; leave it "
-        "out, or take scaffpd",
-    )
-    return algorithms.clip_gradients(algorithm, factor=federation.clip_gradients)
-
-
-def _compressed(draft: Draft, algorithm: Algorithm) -> Algorithm:
-    settings = draft.config.federation
-    if settings is None or settings.compress is None:
-        return algorithm
-    wires = crossing(algorithm, draft.problem)
-    return algorithms.compress_replies(algorithm, wires, dtype=settings.compress, sums=settings.compress_sums)
-
-
-def _told_in_x(draft: Draft, algorithm: Algorithm) -> Algorithm:
-    problem = draft.problem
+def _wrapped(draft: Draft, algorithm: Algorithm) -> Algorithm:
+    """In what was asked for, from the inside to the outside."""
+    federation, problem = draft.config.federation, draft.problem
+    if federation is not None:
+        if _projects(draft):
+            quadratic = problem.loss in QUADRATIC
+            draft.notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
+            algorithm = algorithms.project_updates(algorithm, quadratic=quadratic)
+        if federation.clip is not None:
+            algorithm = algorithms.clip_losses(algorithm, factor=federation.clip)
+        if federation.clip_gradients is not None:
+            require(
+                any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, problem)),
+                f"federation.clip_gradients looks at every site's gradient, which {algorithm.name} does not show; "
+                "leave it out, or take scaffpd",
+            )
+            algorithm = algorithms.clip_gradients(algorithm, factor=federation.clip_gradients)
+        if federation.compress is not None:
+            wires = crossing(algorithm, problem)
+            sums = federation.compress_sums
+            algorithm = algorithms.compress_replies(algorithm, wires, dtype=federation.compress, sums=sums)
     if problem.conditioning is None:
         return algorithm
     return algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)

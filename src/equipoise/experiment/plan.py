@@ -44,7 +44,7 @@ from equipoise.experiment.measures import Measure
 from equipoise.experiment.mistakes import shown
 from equipoise.experiment.personal import alone
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
-from equipoise.experiment.run import ClientRows, RunSpec
+from equipoise.experiment.run import RunSpec, Shared
 
 OWN_SECTIONS = ("model", "convexify", "privacy", "run")  # a method may have its own, and its objective
 # What leads from the average to the worst client, from large numbers to small ones, and where a path goes unless told.
@@ -375,7 +375,7 @@ def run_all(
     check(jobs, folder, overwrite)
     with ExitStack() as held:
         held.enter_context(data_set_kept())
-        rows: dict[str, ClientRows] = {}  # neighbours often have the same data
+        problems: dict[str, Problem] = {}  # neighbours often have the same data
         since_cleared = 0
         begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))  # once the first data makes sense
         batches: dict[tuple[str, object], list[RunSpec]] = {}
@@ -384,21 +384,24 @@ def run_all(
             batches.setdefault(("", where), []).append(stage)
         earlier: dict[str, settle.Found] = {}
         for k, job in enumerate(jobs):
-            seen = None if watch is None else partial(watch, job)
-            spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
-            spec = run.with_choices(spec, earlier)
+            spec = run.with_choices(_spec(job, folder, watch, overwrite), earlier)
             numbers[k] = job._replace(config=spec.config)
             batches.setdefault((job.label, _apart_on_this_device(job)), []).append(spec)
         for specs in batches.values():
             if not all(is_done(spec) for spec in specs):
-                since_cleared += run_batch(specs, rows, begin, in_turn=in_turn)
+                since_cleared += run_batch(specs, problems, begin, in_turn=in_turn)
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
         if beside_alone:
             begin()
-            _beside_alone(numbers, folder, {key: data.problem for key, data in rows.items()}, watch)
+            _beside_alone(numbers, folder, problems, watch)
     return [records.read(folder / job.place) for job in jobs]
+
+
+def _spec(job: PlannedRun, folder: Path, watch: Watch | None, overwrite: bool) -> RunSpec:
+    seen = None if watch is None else partial(watch, job)
+    return RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
 
 
 def _beside_alone(
@@ -466,8 +469,8 @@ def run_path(
     check(jobs, folder, overwrite)
     done: list[records.Run] = []
     first: Problem | None = None
-    spec = run.with_choices(RunSpec(jobs[0].config, folder / jobs[0].place, jobs[0].label, overwrite=overwrite))
-    chosen, asked = spec.chosen, [job.config for job in jobs]
+    chosen = run.with_choices(_spec(jobs[0], folder, None, overwrite)).chosen
+    asked = [job.config for job in jobs]
     jobs = [job._replace(config=settle.applied(job.config, chosen)) for job in jobs]
     with ExitStack() as held:
         begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))
@@ -480,17 +483,12 @@ def run_path(
                 if first is None:
                     for _, stage in _networks(jobs, folder, watch, overwrite):
                         run_batch([stage], {}, begin)
-                    spec = RunSpec(job.config, place, job.label, network=_network(job.config, folder))
-                    first = run.problem_of(spec, begin)
+                    first = run.problem_of(_spec(job, folder, None, overwrite=False), begin)
                     begin()
                 model = done[-1].path / records.MODEL if done else None
                 problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))
-            seen = None if watch is None else partial(watch, job)
-            options: dict[str, Any] = {"label": job.label, "problem": problem, "watch": seen}
-            if not overwrite and (place / records.CONFIG).is_file():
-                done.append(run.resume(place, **options))
-            else:
-                done.append(run.run(given, place, overwrite=overwrite, chosen=chosen, **options))
+            spec = _spec(job, folder, watch, overwrite)._replace(asked=given if chosen else None, chosen=chosen)
+            done.append(run.to_its_end(run.opened(spec, Shared(problem))))
         begin()
         _beside_alone(jobs, folder, {} if first is None else {data_of(jobs[0].config): first}, watch)
     return done

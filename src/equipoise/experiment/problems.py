@@ -102,7 +102,7 @@ class Problem:
     divided: bool = False  # by chance or by its labels, not among owners that exist
     conditioning: Conditioning | None = None  # None: trained in x as it is
     baselines_told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
-    filled_up: ClientData | None = None  # `train` in the shape of a plan's other divisions: one program
+    filled_up: tuple[ClientData, ClientData | None] | None = None  # both in the shape of a plan's others: one program
 
     @property
     def n(self) -> int:
@@ -111,7 +111,23 @@ class Problem:
     @property
     def compiled_for(self) -> ClientData:
         """The training rows, in the shape that a run's programs are compiled for."""
-        return self.train if self.filled_up is None else self.filled_up
+        return self.train if self.filled_up is None else self.filled_up[0]
+
+    @property
+    def scored(self) -> ClientData:
+        """The rows that models are scored on, in that shape."""
+        train, test = self.filled_up or (self.train, self.test)
+        return train if test is None else test
+
+    @property
+    def judged(self) -> Any:
+        """The same, with the rows that parts of the owners' own are fitted to."""
+        return self.with_rows(self.compiled_for, self.scored)
+
+    @cached_property
+    def scorer(self) -> Callable[[Vector], PerClient]:
+        """Scores models, one after the other."""
+        return evaluation.evaluator(self.plain_task, self.judged, scores=self.scores)
 
     @property
     def convex(self) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -17,7 +17,6 @@ from equipoise import certificates, evaluation, files, tasks
 from equipoise._jax import cached_program, compiled
 from equipoise.certificates import Certificate
 from equipoise.data import ClientData
-from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
 from equipoise.evaluation import PerClient, skill
 from equipoise.evaluation.rules import worst_mean
@@ -30,7 +29,7 @@ from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Row
 from equipoise.experiment.results import floats, in_units
 from equipoise.leaves import numbers_of
-from equipoise.protocol import Algorithm, Vector, Wire
+from equipoise.protocol import Algorithm, Vector
 from equipoise.tasks import Task
 
 Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
@@ -52,11 +51,9 @@ Judge = Callable[[Vector], tuple[float, bool]]
 Evaluate = Callable[[Vector, ArrayLike | None], Evaluation]
 
 
-def local_evaluator(
-    config: Config, problem: Problem, train: ClientData, scorer: Callable[[Vector], PerClient]
-) -> Evaluate:
+def local_evaluator(config: Config, problem: Problem) -> Evaluate:
     """Evaluates models where all rows are at hand."""
-    dual = build_dual(config, problem)
+    dual, train = build_dual(config, problem), problem.compiled_for
     structure, operands = jax.tree.structure(dual), numbers_of(dual, problem.x.dtype)
     certify, respond = certifier(problem.task, structure), responder(structure)
     # Over Flower no site tells its own: runs on owners' files are certified, and end, here as they are there.
@@ -66,7 +63,7 @@ def local_evaluator(
         if lam is None:
             lam = respond(operands, tasks.losses(problem.task, x, train))
         certificate = certify(operands, train, curvatures, x, lam)  # runs while the scorer is called
-        table = in_units(problem, scorer(x))
+        table = in_units(problem, problem.scorer(x))
         losses, objective, gap = jax.device_get((certificate.losses, certificate.robust, certificate.gap))
         return Evaluation(losses, objective, gap, table)
 
@@ -124,7 +121,6 @@ class RunWriter:
         folder: Path,
         problem: Problem,
         algorithm: Algorithm,
-        crossing: Sequence[Wire],
         source: Origin,
         watch: Watch | None,
         evaluate: Evaluate,
@@ -138,7 +134,8 @@ class RunWriter:
         self.evaluate, self.judge, self.weights = evaluate, judge, weights or algorithm.weights
         self.best: checkpoint.Best | None = None  # with a judge, from the first model on
         self.saddle = known_saddle(config, problem)
-        self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
+        wires = crossing(algorithm, problem)
+        self.down, self.up = (np.array([getattr(wire, way) for wire in wires], np.int64) for way in ("down", "up"))
         self.sent = problem.sent
         base = baselines_of(config, problem)
         self.base = 0.0 if base is None else float(np.mean(base))  # gains may be about zero: a share is of losses
@@ -250,20 +247,6 @@ def weights_of(algorithm: Algorithm, dtype: DTypeLike) -> Callable[[Any], Any]:
 @cached_program
 def _weights(structure: PyTreeDef) -> Callable:
     return compiled(lambda numbers, server: structure.unflatten(numbers).weights(server))
-
-
-def crossing_of(algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:
-    """What crosses in a round: the same for all algorithms of that structure."""
-    seen = _wires(jax.tree.structure(algorithm))
-    shapes = str((problem.x.shape, problem.x.dtype, client_shapes(problem.in_metric(problem.compiled_for))))
-    if shapes not in seen:
-        seen[shapes] = crossing(algorithm, problem)
-    return seen[shapes]
-
-
-@cached_program
-def _wires(structure: PyTreeDef) -> dict[str, Sequence[Wire]]:
-    return {}
 
 
 def _distance(x: ArrayLike, y: np.ndarray) -> float:
