@@ -117,13 +117,12 @@ def _of_federation(
             problem = federations.problem_of(name, s)
             split = federations.split_of(name, problem)
             computed[s] = problem, split, _alone(folder, name, s, split)
-        # Ours in one go, as those of the same data share more than their programs; what is entered may fail by itself.
         labels = dict.fromkeys(job.method for job in missing if job.method != ALONE)
         for label in (label for label in labels if methods[label].fit is not None):
             watch(name, label)
             jobs = [job for job in missing if job.method == label]
-            fits = [_fit(job, methods[label], *computed[job.split][1:])[0] for job in jobs]
-            _enter(folder, fits, methods, check)
+            _enter(folder, [_fit(job, methods[label], *computed[job.split][1:])[0] for job in jobs], methods, check)
+        # Ours in one go, as those of the same data share more than their programs; what is entered may fail by itself.
         trained = [label for label in labels if methods[label].settings is not None]
         ours = [label for label in trained if methods[label].kind != "entered"]
         for part in [ours, *([label] for label in trained if label not in ours)]:

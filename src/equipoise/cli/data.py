@@ -1,5 +1,6 @@
 """`equipoise data`: what there is, where it was found, and what a division among clients looks like."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -8,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise import experiment
 from equipoise.cli.plainly import Commands, busy, say
 from equipoise.errors import require
 from equipoise.files import check_own, write_whole
@@ -15,7 +17,6 @@ from equipoise.files import check_own, write_whole
 if TYPE_CHECKING:
     from equipoise.data.dataset import Dataset
     from equipoise.data.partition import Summary
-    from equipoise.experiment.config import Config
 
 data_app = Commands(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 
@@ -92,7 +93,6 @@ def partition_(
     """
     from equipoise.data import partition
     from equipoise.data.datasets import catalogue
-    from equipoise.experiment.config import parse
     from equipoise.report import pictures
 
     if out is not None:
@@ -108,7 +108,7 @@ def partition_(
         division |= {"similarity": similarity, "classes": classes, "min_size": min_size}
         division |= {"thin": [0.3, 0.7] if thin else None}
         given = {name: value for name, value in division.items() if value is not None}
-        config = parse({"partition": given, "run": {"seed": seed}}, source="the options")
+        config = experiment.config.parse({"partition": given, "run": {"seed": seed}}, source="the options")
         with busy(f"dividing {name}"):
             dataset = catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option))
             summary = preview(config, dataset)
@@ -118,7 +118,7 @@ def partition_(
         say(f"heat-map written to {out}")
 
 
-def preview(config: "Config", dataset: "Dataset") -> "Summary":
+def preview(config: "experiment.config.Config", dataset: "Dataset") -> "Summary":
     """The training part of each client, as `equipoise run` divides them."""
     from equipoise.data import partition, pool
     from equipoise.experiment.problems import divide, division_seed
@@ -178,8 +178,6 @@ def _by_owner(groups: Any, labels: Any, classes: tuple[str, ...], least: int = 2
 
 
 def _of_silos(folder: str, label: str) -> tuple["Summary", list[tuple[str, str]]]:
-    import warnings
-
     import numpy as np
 
     from equipoise.data import partition, silos

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from equipoise import experiment
 from equipoise._jax import keep_programs, use_all_cores
 from equipoise.cli.plainly import say
 from equipoise.cli.results import show
@@ -40,17 +41,12 @@ def run(
 
     Example: equipoise run --set run.rounds=20 --set objective.rho=0.05
     """
-    from equipoise.experiment import config as configs
-    from equipoise.experiment import plan
-    from equipoise.experiment import run as runs
-    from equipoise.experiment.choice import left_open
-
-    settings = left_open(_settings(file, silos, label, set_, chosen=True))
-    config = configs.parse(settings, source=_source(file))
-    plan.check_beside(settings, _source(file))
+    settings = experiment.choice.left_open(_settings(file, silos, label, set_, chosen=True))
+    config = experiment.config.parse(settings, source=_source(file))
+    experiment.plan.check_beside(settings, _source(file))
     folder = _folder(out, config.name)
     with _watched(folder, f"`equipoise resume {folder}` goes on") as tell:
-        done = runs.run(config, folder, overwrite=overwrite, watch=partial(tell, config.algorithm.name))
+        done = experiment.run.run(config, folder, overwrite=overwrite, watch=partial(tell, config.algorithm.name))
     show([done], folder)
 
 
@@ -68,15 +64,13 @@ def compare(
 
     Example: equipoise compare exam --set run.rounds=100 --out runs/schools
     """
-    from equipoise.experiment import plan
-
     settings = _settings(file, silos, label, set_, default="compare.toml")
-    jobs = plan.compare(settings, source=_source(file))
-    plan.check_beside(settings, _source(file))
+    jobs = experiment.plan.compare(settings, source=_source(file))
+    experiment.plan.check_beside(settings, _source(file))
     folder = _folder(out, jobs[0].config.name, "compare")
     with _watched(folder) as tell:
         watch = _by("label", tell)
-        done = plan.run_all(jobs, folder, overwrite=overwrite, watch=watch, beside_alone=len(jobs) > 1)
+        done = experiment.plan.run_all(jobs, folder, overwrite=overwrite, watch=watch, beside_alone=len(jobs) > 1)
     show(done, folder)
 
 
@@ -103,17 +97,15 @@ def path(
 
     Example: equipoise path --rho 1 --rho 0.1 --rho 0.01 --out runs/path
     """
-    from equipoise.experiment import plan
-
     require(not (rho and alpha), "--rho and --alpha are of different objectives; give one of them")
     settings = _settings(file, silos, label, set_, default="path.toml")
     if alpha:
         settings["objective"] = {"name": "cvar"}
-    jobs = plan.path(settings, rho or alpha, source=_source(file))
-    plan.check_beside(settings, _source(file))
+    jobs = experiment.plan.path(settings, rho or alpha, source=_source(file))
+    experiment.plan.check_beside(settings, _source(file))
     folder = _folder(out, jobs[0].config.name, "path")
     with _watched(folder) as tell:
-        done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by("label", tell))
+        done = experiment.plan.run_path(jobs, folder, overwrite=overwrite, watch=_by("label", tell))
     show(done, folder)
 
 
@@ -131,10 +123,8 @@ def sweep(
 
     Example: equipoise sweep --set run.rounds=20 --set sweep.seeds=[0,1]
     """
-    from equipoise.experiment import plan
-
     settings = _settings(file, silos, label, set_, default="sweep.toml")
-    study = plan.sweep(settings, source=_source(file))
+    study = experiment.plan.sweep(settings, source=_source(file))
     _run_study(study, _folder(out, study.trials[0].config.name, "sweep"), overwrite)
 
 
@@ -143,10 +133,8 @@ def resume(folder: Annotated[Path, typer.Argument(help="A run folder that was st
 
     Example: equipoise resume runs/run
     """
-    from equipoise.experiment import run as runs
-
     with _watched(folder) as tell:
-        done = runs.resume(folder, watch=partial(tell, folder.name))
+        done = experiment.run.resume(folder, watch=partial(tell, folder.name))
     show([done], folder)
 
 
@@ -155,15 +143,12 @@ def config(file: File = None, set_: Set = None) -> None:
 
     Example: equipoise config > mine.toml
     """
-    from equipoise.experiment import plan
-    from equipoise.experiment.template import template
-
     if file is None and not set_:
-        typer.echo(template(), nl=False)
+        typer.echo(experiment.template.template(), nl=False)
         return
     settings = _settings(file, None, None, set_)
-    jobs = plan.compare(settings, source=_source(file))
-    plan.sweep(settings, source=_source(file))  # checked, not shown: its runs may be many
+    jobs = experiment.plan.compare(settings, source=_source(file))
+    experiment.plan.sweep(settings, source=_source(file))  # checked, not shown: its runs may be many
     for job in jobs:
         if len(jobs) > 1:
             typer.echo(f"# {job.label}")
@@ -180,35 +165,30 @@ def reproduce(
 
     Example: equipoise reproduce
     """
-    from equipoise.experiment import library, plan
-
     if name is None:
-        Console().print(library.listing())
+        Console().print(experiment.library.listing())
         return
-    settings = library.settings(name, set_ or ())
-    study = plan.sweep(settings, source=name)
+    settings = experiment.library.settings(name, set_ or ())
+    study = experiment.plan.sweep(settings, source=name)
     _run_study(study, _folder(out, name), overwrite)
 
 
 def _folder(out: Path | None, name: str, command: str = "") -> Path:
     """Where a command writes unless told: one file or folder of silos can be compared, swept and run in turn."""
-    from equipoise.experiment import folders
-
-    return out or Path("runs") / (folders.name(name) + (f"-{command}" if command else ""))
+    return out or Path("runs") / (experiment.folders.name(name) + (f"-{command}" if command else ""))
 
 
-def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
-    from equipoise.experiment import plan
-    from equipoise.experiment.folders import PAGE, TABLE
+def _run_study(study: "experiment.plan.Study", folder: Path, overwrite: bool) -> None:
     from equipoise.report import html, sweeps
 
     with _watched(folder, jobs=len(study.trials)) as tell:
-        cells = plan.run_study(study, folder, overwrite=overwrite, watch=_by("place", tell))
-    write_whole(folder / TABLE, sweeps.markdown(cells, study.sweep.show))
-    html.write([run for cell in cells for run in cell.runs[:1]], folder / PAGE)
+        cells = experiment.plan.run_study(study, folder, overwrite=overwrite, watch=_by("place", tell))
+    table, page = folder / experiment.folders.TABLE, folder / experiment.folders.PAGE
+    write_whole(table, sweeps.markdown(cells, study.sweep.show))
+    html.write([run for cell in cells for run in cell.runs[:1]], page)
     Console().print(sweeps.table(cells, study.sweep.show))
-    say(f"table: {folder / TABLE}")
-    say(f"page:  {folder / PAGE}")
+    say(f"table: {table}")
+    say(f"page:  {page}")
 
 
 def _settings(
@@ -220,7 +200,6 @@ def _settings(
     chosen: bool = False,  # model and objective of a data set whose owners exist
 ) -> dict[str, Any]:
     from equipoise.data.datasets.catalogue import CATALOGUE
-    from equipoise.experiment import reading
 
     dataset = None if file is None or file.exists() else CATALOGUE.get(str(file))
     settings: dict[str, Any] = {}
@@ -231,7 +210,7 @@ def _settings(
         settings["name"] = str(file)
         settings["data"] |= {"name": str(file), "options": dataset.natural or {}}
     elif file is not None:
-        settings = reading.read(file)
+        settings = experiment.reading.read(file)
     elif default is not None:
         settings = _defaults(default)
     data = settings.get("data", {})
@@ -246,7 +225,7 @@ def _settings(
     if label is not None:
         require(isinstance(data, dict) and "silos" in data, "--label is for silo files; give --silos too")
         data["label"] = label
-    return reading.override(settings, set_ or ())
+    return experiment.reading.override(settings, set_ or ())
 
 
 def _defaults(name: str) -> dict[str, Any]:
@@ -308,11 +287,10 @@ def _watched(folder: Path, then: str = "the same command goes on", jobs: int = 0
 
 
 def _begun(folder: Path, then: str) -> str:
-    from equipoise.experiment import records
 
-    single = (folder / records.CONFIG).is_file()
-    ours = (folder / records.MARKER).is_file()  # or it may be all of somebody's disk
-    several = ours and any((below / records.CONFIG).is_file() for below in folder.rglob("*"))
+    single = (folder / experiment.records.CONFIG).is_file()
+    ours = (folder / experiment.records.MARKER).is_file()  # or it may be all of somebody's disk
+    several = ours and any(folder.rglob(experiment.records.CONFIG))
     return then if single or several else "nothing was begun"
 
 

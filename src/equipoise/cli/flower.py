@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
+from equipoise import experiment
+from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos, _folder, _settings, _source
 from equipoise.cli.plainly import Commands, say
+from equipoise.cli.results import show
 from equipoise.deploy.operations.launch import QUIET
 from equipoise.errors import InputError, printable, require
 from equipoise.extensions import is_reference
@@ -136,13 +138,10 @@ def server(
 
     Example: equipoise flower server federation.toml --keys keys --host 0.0.0.0
     """
-    from equipoise.cli.experiments import _settings, _source
-    from equipoise.cli.results import show
     from equipoise.deploy import agreement
     from equipoise.deploy.operations import keys as made
     from equipoise.deploy.operations.commands import ServerSettings, run_server
     from equipoise.deploy.server.status import follower
-    from equipoise.experiment import config, records
 
     settings = _settings(file, None, None, set_)
     model = settings.get("model")
@@ -151,7 +150,7 @@ def server(
         f"{file}: model.torch names code that sites would have to run because a server says so; leave it out, and "
         "let each site name its own: equipoise flower site NAME --torch module:function",
     )
-    parsed = config.parse(settings, source=_source(file))
+    parsed = experiment.config.parse(settings, source=_source(file))
     agreement.check(parsed)
     trust = None if insecure else keys
     require(
@@ -162,7 +161,7 @@ def server(
     left = tuple(without or ())
     server = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
     run_server(parsed, folder, server, say, check=follower(folder, say))
-    show([records.read(folder)], folder)
+    show([experiment.records.read(folder)], folder)
 
 
 @flower_app.command()
@@ -236,14 +235,11 @@ def local(
 
     Example: equipoise flower local federation.toml --silos silos
     """
-    from equipoise.cli.experiments import _settings, _source
-    from equipoise.cli.results import show
     from equipoise.data.silos import silo_files
     from equipoise.deploy import agreement
     from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
     from equipoise.deploy.operations.processes import free_port
     from equipoise.deploy.server.status import follower
-    from equipoise.experiment import config, records
 
     settings = _settings(file, None, None, set_)
     for section in ("data", "federation", "model"):
@@ -260,7 +256,7 @@ def local(
     of_module = _named(torch or settings["model"].pop("torch", None))
     files = {path.stem: path for path in (silo_files(where, ()) if of_module else silo_files(where))[0]}
     settings["federation"].setdefault("sites", sorted(files))
-    parsed = config.parse(settings, source=_source(file))
+    parsed = experiment.config.parse(settings, source=_source(file))
     agreement.check(parsed)
     assert parsed.federation is not None
     sites = parsed.federation.sites
@@ -277,7 +273,7 @@ def local(
     folder = _begun(parsed, out, overwrite)
     server = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
     run_local(parsed, folder, files, server, say, processes=processes, torch=of_module, follow=follower(folder, say))
-    show([records.read(folder)], folder)
+    show([experiment.records.read(folder)], folder)
 
 
 Home = Annotated[Path, typer.Option("--site", help="The site's folder, such as flower-sites/north.")]
@@ -414,14 +410,13 @@ def status(
     Console().print(statuses.table(current))
 
 
-def _begun(config: Any, out: Path | None, overwrite: bool) -> Path:
+def _begun(config: "experiment.config.Config", out: Path | None, overwrite: bool) -> Path:
     """The folder of a run, new or to be resumed."""
     from equipoise.deploy.server.run import begin_or_go_on
-    from equipoise.experiment import folders
 
-    folder = out or Path("runs") / folders.name(config.name)
+    folder = _folder(out, config.name)
     if overwrite:
-        with folders.writing(folder, "run", overwrite=True):
+        with experiment.folders.writing(folder, "run", overwrite=True):
             pass  # what an earlier run left is gone
     begin_or_go_on(config, folder)
     return folder

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from equipoise import experiment
 from equipoise._jax import use_all_cores
 from equipoise.cli.plainly import busy, say, sentence
 from equipoise.errors import InputError, require
@@ -20,12 +21,9 @@ def report(
 
     Example: equipoise report runs/exam-compare --out page.html
     """
-    from equipoise.experiment import records
-    from equipoise.experiment.folders import check_page
-
-    check_page(out)
+    experiment.folders.check_page(out)
     with busy("reading run folders"):
-        runs = [records.read(path) for folder in folders for path in records.find(folder)]
+        runs = [experiment.records.read(path) for folder in folders for path in experiment.records.find(folder)]
     for run in runs:
         if not run.rows:
             say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
@@ -78,25 +76,21 @@ def predict(
 def _model_of(path: Path) -> Path:
     if not path.is_dir():
         return path
-    from equipoise.experiment import records
-
-    if (path / records.MODEL).is_file():
-        return path / records.MODEL
+    if (path / experiment.records.MODEL).is_file():
+        return path / experiment.records.MODEL
     require(
-        not (path / records.CONFIG).is_file(),
+        not (path / experiment.records.CONFIG).is_file(),
         f"{path} has no model yet: the run was stopped (`equipoise resume {path}`) or did not end with one",
     )
-    inside = records.find(path)
+    inside = experiment.records.find(path)
     raise InputError(f"{path} holds {len(inside)} runs; choose one, such as {inside[-1]}")
 
 
 def show(done: list, folder: Path) -> None:
     """The table of runs that have ended, what to conclude, and their page."""
-    from equipoise.experiment import records
-    from equipoise.experiment.folders import PAGE
     from equipoise.report import html, numbers, personal, tables, wording
 
-    html.write(done, folder / PAGE)  # whatever becomes of the terminal
+    html.write(done, folder / experiment.folders.PAGE)  # whatever becomes of the terminal
     console = Console()
     for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
         say(f"note: {note}")
@@ -122,5 +116,5 @@ def show(done: list, folder: Path) -> None:
         for event in run.outcome.events if run.outcome else ():
             say(f"note: {run.outcome.label}: {event}")
     if len(done) == 1:
-        say(f"model: {folder / records.MODEL}")
-    say(f"page:  {folder / PAGE}")
+        say(f"model: {folder / experiment.records.MODEL}")
+    say(f"page:  {folder / experiment.folders.PAGE}")

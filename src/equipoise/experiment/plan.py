@@ -178,7 +178,13 @@ def methods(settings: Settings, source: str, first: Mapping[str, object] | None 
             inherited = {"of": of_all["of"]} if isinstance(of_all, Mapping) and "of" in of_all else {}
             mine["objective"] = {**inherited, **given}
         for section in OWN_SECTIONS:
-            _overlay(mine, section, method.get(section, {}), where)
+            given, before = method.get(section, {}), mine.get(section, {})
+            if given is False and section in ("convexify", "privacy"):  # leaves out what the file has
+                mine.pop(section, None)
+                continue
+            require(isinstance(given, Mapping), f"{where}.{section} is {shown(given)}; give a table of settings")
+            if given and isinstance(before, Mapping):  # what else it may be is a mistake that parsing names
+                mine[section] = {**before, **given}
         parsed = config.parse(mine, source=where)
         grid = _checked_grid(f"{where}.grid", method.get("grid", {}))
         out[label] = PlannedMethod(
@@ -203,32 +209,6 @@ def _on_the_same_rows(methods: dict[str, PlannedMethod]) -> dict[str, PlannedMet
             if "keep_best" not in method.settings.get("run", {}):
                 reading.put(method.settings, "run.rounds", choice.ROUNDS)
     return methods
-
-
-def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> None:
-    """A method's own sections over those of the file; convexify = false and privacy = false leave them out."""
-    if own is False and section in ("convexify", "privacy"):
-        settings.pop(section, None)
-        return
-    require(isinstance(own, Mapping), f"{where}.{section} is {shown(own)}; give a table of settings")
-    before = settings.get(section, {})
-    if own and isinstance(before, Mapping):  # what else it may be is a mistake that parsing names
-        settings[section] = {**before, **own}
-
-
-def sweep_of(settings: Settings, source: str) -> Sweep:
-    given = settings.get("sweep", {})
-    require(isinstance(given, Mapping), f"{source}: sweep is {shown(given)}; give a table, [sweep]")
-    try:
-        sweep = Sweep.model_validate(given)
-    except ValidationError as error:
-        keys = list(Sweep.model_fields)
-        raise mistakes.mistake(source, error, {"sweep": given}, lambda *_: keys, within=("sweep",)) from None
-    for key, seeds in (("seeds", sweep.seeds), ("tune", sweep.tune or ())):
-        require(not _twice(seeds), f"{source}: sweep.{key} has {_twice(seeds)[:1]} more than once; give each seed once")
-    _checked_grid(f"{source}: sweep.over", sweep.over)
-    _checked_grid(f"{source}: sweep.grid", sweep.grid)
-    return sweep
 
 
 def _checked_grid(where: str, grid: Any) -> Mapping[str, list]:
@@ -269,7 +249,18 @@ class Study(NamedTuple):
 
 def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
     """All combinations are checked before the first run begins."""
-    plan = sweep_of(settings, source)
+    given = settings.get("sweep", {})
+    require(isinstance(given, Mapping), f"{source}: sweep is {shown(given)}; give a table, [sweep]")
+    try:
+        plan = Sweep.model_validate(given)
+    except ValidationError as error:
+        keys = list(Sweep.model_fields)
+        raise mistakes.mistake(source, error, {"sweep": given}, lambda *_: keys, within=("sweep",)) from None
+    for key, values in (("seeds", plan.seeds), ("tune", plan.tune or ())):
+        twice = _twice(values)
+        require(not twice, f"{source}: sweep.{key} has {twice[:1]} more than once; give each seed once")
+    _checked_grid(f"{source}: sweep.over", plan.over)
+    _checked_grid(f"{source}: sweep.grid", plan.grid)
     for key, name in (("measure", plan.measure), *(("show", name) for name in plan.show)):
         try:  # before the first run, not after the last
             measures.measure(name)
@@ -330,14 +321,18 @@ def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     final = _by_setting(study.trials, run_all(study.trials, folder, **options))
     tried: dict[tuple[str, str], list[tuple[Point, list[records.Run]]]] = {}
     for job, runs in final:
-        tried.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
-    chosen = {key: _best(settings, plan.measure) for key, settings in tried.items()}
+        tried.setdefault(_line(job), []).append((job.chosen, runs))
+    chosen = {line: _best(settings, plan.measure) for line, settings in tried.items()}
     if plan.tune is not None:
         jobs = list(_jobs(study.settings, plan, plan.seeds, study.source, chosen))
         final = _by_setting(jobs, run_all(jobs, folder, **options))
-    keyed = [((_place(job.over), job.label), job, runs) for job, runs in final]
-    best = [(key, job, runs) for key, job, runs in keyed if chosen[key] == job.chosen]
-    return [Cell(job.label, job.over, job.chosen, len(tried[key]), runs) for key, job, runs in best]
+    best = [(job, runs) for job, runs in final if chosen[_line(job)] == job.chosen]
+    return [Cell(job.label, job.over, job.chosen, len(tried[_line(job)]), runs) for job, runs in best]
+
+
+def _line(job: PlannedRun) -> tuple[str, str]:
+    """Of the table, in which a run is reported."""
+    return _place(job.over), job.label
 
 
 def _by_setting(jobs: Sequence[PlannedRun], done: Sequence[records.Run]) -> list[tuple[PlannedRun, list[records.Run]]]:

@@ -127,9 +127,9 @@ def _offer_convexified(session: Session) -> None:
             return
         pairs = (problem, best.x), (convex.problem, end.x)
         choice = convexified.judged(*pairs, records.read(inside).rows, inside)
-    path, about = folder / records.CHOSEN, records.read_record(folder / records.FEDERATION, records.FederationRecord)
-    before = records.read_record(path, records.Choices).settings if path.is_file() else ()
-    records.write_record(path, records.Choices(settings=(*before, choice)))
+    about = records.read_record(folder / records.FEDERATION, records.FederationRecord)
+    choices = records.Choices(settings=(*(settle.read(folder) or ()), choice))
+    records.write_record(folder / records.CHOSEN, choices)
     about = about.model_copy(update={"notes": (*about.notes, choice.sentence)})
     records.write_record(folder / records.FEDERATION, about)
 

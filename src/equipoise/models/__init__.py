@@ -20,8 +20,8 @@ from equipoise.models.torch_module import torch_module as torch_module
 
 # Made of a network, by the files of `equipoise.experiment.convexify`, which stands above this package.
 MADE_OF_NETWORKS = {
-    "convexified": "models",
-    "linearised": "models",
+    "convexified": "features",
+    "linearised": "features",
     "gradient_features": "features",
     "module_features": "torch_features",
     "torch_convexified": "torch_features",

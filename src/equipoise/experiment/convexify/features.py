@@ -1,4 +1,4 @@
-"""A trained network as a fixed map from examples to features, on which training is convex.
+"""A trained network as a fixed map from examples to features, on which training is convex; and models made of one.
 
 Train-Convexify-Train (Yu, Wei, Karimireddy, Ma and Jordan 2022), stage 2. The last layer is replaced by a random one of
 a single output, the same for all clients,
@@ -28,7 +28,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Float, Int
 
 from equipoise.errors import not_none, one_of, positive, require
-from equipoise.models.model import Model, Params
+from equipoise.models.model import Model, Params, saved
 
 Kind = Literal["sketch", "coordinates", "last"]
 KINDS: tuple[Kind, ...] = ("sketch", "coordinates", "last")
@@ -101,7 +101,42 @@ def gradient_features(network: Model, *, kind: Kind = "sketch", features: int = 
     return GradientFeatures(p, parameters, with_random_layer, projection, apply)
 
 
+def convexified(network: Model, outputs: int, kind: Kind = "sketch", features: int = FEATURES, seed: int = 0) -> Model:
+    """X (phi(a) - mean) * scale of raw inputs a, phi as in `gradient_features`; X = `head` is what is trained."""
+    positive("outputs", outputs)
+    features_of = gradient_features(network, kind=kind, features=features)
+
+    def init(key: Array) -> Params:
+        return linear_in_features(features_of.with_random_layer(network.init(key), seed), features_of.size, outputs)
+
+    def apply(params: Params, inputs: Array) -> Array:
+        phi = features_of.apply(params["network"], features_of.projection(seed), inputs)
+        return ((phi - params["mean"][None]) * params["scale"][None]) @ params["head"].T
+
+    arguments = {"network": saved(network), "outputs": outputs, "kind": kind, "features": features, "seed": seed}
+    return Model(init, apply, "convexified", arguments)
+
+
+def linearised(network: Model) -> Model:
+    """f(theta_0) + J(theta_0) delta: `network` is theta_0, and delta = `change` is what is trained."""
+
+    def init(key: Array) -> Params:
+        params = network.init(key)
+        return {"network": params, "change": jax.tree.map(jnp.zeros_like, params)}
+
+    def apply(params: Params, inputs: Array) -> Array:
+        value, change = jax.jvp(lambda theta: network.apply(theta, inputs), (params["network"],), (params["change"],))
+        return value + change
+
+    return Model(init, apply, "linearised", {"network": saved(network)})
+
+
 # What a network of another library has the same.
+
+
+def linear_in_features(network: Params, p: int, outputs: int) -> Params:
+    """The first parameters of a model that is linear in p features of a network."""
+    return {"network": network, "mean": jnp.zeros(p), "scale": jnp.ones(p), "head": jnp.zeros((outputs, p))}
 
 
 def feature_count(kind: Kind, features: int, parameters: int, fan_in: int) -> int:

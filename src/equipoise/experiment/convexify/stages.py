@@ -32,9 +32,14 @@ from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice, records
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import models as made
-from equipoise.experiment.convexify import torch_features
-from equipoise.experiment.convexify.features import GradientFeatures, gradient_features, rows_at_once
+from equipoise.experiment.convexify.features import (
+    GradientFeatures,
+    convexified,
+    gradient_features,
+    linearised,
+    rows_at_once,
+)
+from equipoise.experiment.convexify.torch_features import ModuleFeatures, module_features, torch_convexified
 from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
 from equipoise.models.model import Model, Params, saved
 from equipoise.protocol import Vector
@@ -136,7 +141,7 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
     sent = _sent_since(sent, problem, numbers=task.size)
     convex = replace(
         problem,
-        model=made.linearised(network),
+        model=linearised(network),
         task=task,
         l2=settings.l2,
         x=jnp.zeros(task.size, problem.x.dtype),
@@ -146,27 +151,18 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
     return with_own_parts(config, convex)
 
 
-class FeatureSizes(NamedTuple):
-    """What is known of features without making any."""
+def feature_sizes(config: Config, network: Model, outputs: int) -> tuple[GradientFeatures | ModuleFeatures, Model]:
+    """Of features that were not made yet, and the model X (phi(a) - mean) * scale.
 
-    size: int  # p
-    parameters: int  # P
-    with_random_layer: Callable[[Params, ArrayLike], Params]
-    model: Model  # X (phi(a) - mean) * scale
-
-
-def feature_sizes(config: Config, network: Model, outputs: int) -> FeatureSizes:
-    """`network` may be a PyTorch module, of which only its site can make features."""
+    `network` may be a PyTorch module, of which only its site can make features.
+    """
     settings, seed = not_none(config.convexify), feature_seed(config)
     options: dict[str, Any] = {"kind": settings.kind, "features": settings.features}
     if network.name == "torch":
         parameters, last = network.arguments["parameters"], not_none(settings.last)
-        module = torch_features.module_features(parameters, last, **options)
-        model = torch_features.torch_convexified(parameters, last, outputs, seed=seed, **options)
-        return FeatureSizes(module.size, module.parameters, module.with_random_layer, model)
-    programs = _programs(json.dumps(saved(network)), **options)
-    model = made.convexified(network, outputs, seed=seed, **options)
-    return FeatureSizes(programs.features.size, programs.features.parameters, programs.with_random_layer, model)
+        model = torch_convexified(parameters, last, outputs, seed=seed, **options)
+        return module_features(parameters, last, **options), model
+    return _programs(json.dumps(saved(network)), **options), convexified(network, outputs, seed=seed, **options)
 
 
 def feature_seed(config: Config) -> int:
@@ -180,7 +176,8 @@ def feature_maker(config: Config, network: Model, theta: Params) -> Callable[[Ex
     settings, seed = not_none(config.convexify), np.uint32(feature_seed(config))
     programs = _programs(json.dumps(saved(network)), kind=settings.kind, features=settings.features)
     params, projection = programs.with_random_layer(theta, seed), programs.projection(seed)
-    return lambda data: on_features(data, lambda rows: programs.apply(params, projection, rows), programs.at_once)
+    at_once = rows_at_once(programs.parameters)
+    return lambda data: on_features(data, lambda rows: programs.apply(params, projection, rows), at_once)
 
 
 def problem_on_features(
@@ -193,7 +190,7 @@ def problem_on_features(
 ) -> Problem:
     """Least squares on scaled features `train` and `test`, which may be elsewhere; `problem` is the network's."""
     settings, outputs, (theta, how, sent) = not_none(config.convexify), len(problem.classes) or 1, trained
-    sizes = feature_sizes(config, problem.model, outputs)
+    sizes, model = feature_sizes(config, problem.model, outputs)
     p = sizes.size
     options = {"l2": settings.l2, "batch": settings.batch}
     if problem.classes:
@@ -217,7 +214,7 @@ def problem_on_features(
         problem,
         train=train,
         test=test,
-        model=sizes.model,
+        model=model,
         loss="squared" if problem.classes else "squared_error",
         task=task,
         l2=settings.l2,
@@ -234,21 +231,11 @@ def _sent_since(sent: Sent, problem: Problem, *, numbers: int, sums: int = 0) ->
     return Sent(sent.down + n * real * numbers, sent.up + n * 8 * sums)
 
 
-class Programs(NamedTuple):
-    """Compiled once for a network, whatever its parameters and the seed."""
-
-    features: GradientFeatures
-    with_random_layer: Callable
-    projection: Callable
-    apply: Callable
-    at_once: int  # rows
-
-
 @lru_cache(maxsize=8)
-def _programs(network: str, **options: Any) -> Programs:
-    made = gradient_features(models.build(**json.loads(network)), **options)
-    parts = compiled(made.with_random_layer), compiled(made.projection), compiled(made.apply)
-    return Programs(made, *parts, rows_at_once(made.parameters))
+def _programs(network: str, **options: Any) -> GradientFeatures:
+    """Compiled once for a network, whatever its parameters and the seed."""
+    features = gradient_features(models.build(**json.loads(network)), **options)
+    return GradientFeatures(features.size, features.parameters, *(compiled(part) for part in features[2:]))
 
 
 def on_features(data: Examples, features: Callable[[Any], Array], at_once: int) -> Examples:

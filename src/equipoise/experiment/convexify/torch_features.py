@@ -9,8 +9,14 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from equipoise.errors import InputError, one_of, positive, require
-from equipoise.experiment.convexify.features import FEATURES, KINDS, Kind, feature_count, random_layer
-from equipoise.experiment.convexify.models import linear_in_features
+from equipoise.experiment.convexify.features import (
+    FEATURES,
+    KINDS,
+    Kind,
+    feature_count,
+    linear_in_features,
+    random_layer,
+)
 from equipoise.models.model import Model, Params
 from equipoise.models.torch_module import torch_module
 
