@@ -90,7 +90,7 @@ def save(
     encoding: Encoding | None = None,
     *,
     loss: str = "",
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
     own: OwnPart | None = None,
 ) -> None:
     """Writes the file whole or not at all. `params` may be the flat vector that algorithms work on.
@@ -105,7 +105,7 @@ def save(
     )
     if encoding is not None:
         _check_fit(model, encoding)
-    header: dict[str, Any] = {"version": 1 if own is None else 2}  # who knows 1 only would leave the own part out
+    header: dict[str, object] = {"version": 1 if own is None else 2}  # who knows 1 only would leave the own part out
     header["model"] = {"name": model.name, "arguments": dict(model.arguments)}
     header["encoding"] = None if encoding is None else json.loads(encoding.to_json())
     header |= {"loss": loss, "metadata": dict(metadata or {})} | ({} if own is None else {"own": list(own.inputs)})
@@ -175,7 +175,7 @@ def predict(
     return saved.predict(silos.scan(file, label=label, separator=separator), file=Path(file).name)
 
 
-def _named(tree: Params) -> dict[str, Any]:
+def _named(tree: Params) -> dict[str, jax.Array | np.ndarray]:
     return {name.lstrip("."): leaf for name, leaf in tensors.named(tree)}
 
 
@@ -195,7 +195,7 @@ def _check_fit(model: Model, encoding: Encoding) -> None:
         return  # the model may want integers
     try:
         inputs = jax.ShapeDtypeStruct((1, *encoding.shape), jnp.zeros(()).dtype)
-        given: Any = jax.eval_shape(model.apply, model.shapes, inputs).shape
+        given: object = jax.eval_shape(model.apply, model.shapes, inputs).shape
     except (TypeError, ValueError):
         given = "none"
     require(

@@ -57,7 +57,6 @@ def show(standings: Standings, folder: Path) -> None:
 
 
 def print_list() -> None:
-    """Which federations and methods there are."""
     console, here = Console(), available()
     table = Table("federation", "what", "here")
     for name in FEDERATIONS:
@@ -120,7 +119,6 @@ def _percent(bounds: Bounds, digits: int = 1, signed: bool = False) -> str:
 
 
 def cards(standings: Standings) -> tuple[list[str], Rows]:
-    """What the federations are."""
     heads = ["federation", "what", "owners", "test rows of an owner", "base-rate loss of the owners, per row"]
     rows = []
     for name, entries in standings.federations.items():
@@ -200,7 +198,6 @@ svg{max-width:100%;height:auto}"""
 
 
 def page(standings: Standings) -> str:
-    """One page that holds everything."""
     drawing = Markup(picture(standings).split("?>\n", 1)[1])
     parts = [tag("h1", f"Methods on federations: {len(standings.methods)} on {len(standings.federations)}"), drawing]
     parts += [tag("p", WORDS), _html(*overall(standings)), tag("h2", "The federations"), _html(*cards(standings))]

@@ -38,15 +38,14 @@ def list_(data_dir: Folder = None) -> None:
     """
     from equipoise.data.datasets import catalogue
 
-    places = {}
+    every = catalogue.CATALOGUE.items()
+    places = {name: catalogue.where(name, data_dir) if entry.files else "inside Equipoise" for name, entry in every}
     table = Table("name", "what", "licence", "found")
-    for name, entry in catalogue.CATALOGUE.items():
-        places[name] = catalogue.where(name, data_dir) if entry.files else "inside Equipoise"
+    for name, entry in every:
         table.add_row(name, entry.what, entry.licence, "yes" if places[name] else "no")
     Console().print(table)
-    for name, place in places.items():
-        if place:
-            say(f"{name}: {place}")
+    for name in filter(places.get, places):
+        say(f"{name}: {places[name]}")
 
 
 @data_app.command()
@@ -59,9 +58,8 @@ def info(
     """
     table = Table(show_header=False)
     with busy(f"reading {name}"):
-        about = facts(name, data_dir, download, _parsed(option), label)
-    for row in about:
-        table.add_row(*map(escape, row))
+        for row in facts(name, data_dir, download, _parsed(option), label):
+            table.add_row(*map(escape, row))
     Console().print(table)
 
 
@@ -96,17 +94,16 @@ def partition_(
     from equipoise.report import pictures
 
     if out is not None:
-        require(
-            out.suffix.lower() == ".svg", f"{out} cannot be written: heat-maps are SVG; give a name that ends in .svg"
-        )
+        wrong = f"{out} cannot be written: heat-maps are SVG; give a name that ends in .svg"
+        require(out.suffix.lower() == ".svg", wrong)
         check_own(out, lambda content: pictures.HEATMAP_TITLE.encode() in content, "a heat-map that Equipoise drew")
     if Path(name).is_dir():
         with busy(f"reading {name}"):
             summary = _of_silos(name, label)[0]
     else:
-        division: dict[str, Any] = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha}
-        division |= {"similarity": similarity, "classes": classes, "min_size": min_size}
-        division |= {"thin": [0.3, 0.7] if thin else None}
+        division: dict[str, object] = {"kind": how.replace("-", "_"), "thin": [0.3, 0.7] if thin else None}
+        division |= {"clients": clients, "alpha": alpha, "similarity": similarity}
+        division |= {"classes": classes, "min_size": min_size}
         given = {name: value for name, value in division.items() if value is not None}
         config = experiment.config.parse({"partition": given, "run": {"seed": seed}}, source="the options")
         with busy(f"dividing {name}"):
@@ -131,7 +128,7 @@ def preview(config: "experiment.config.Config", dataset: "Dataset") -> "Summary"
 
 
 def facts(
-    name: str, data_dir: Path | None, download: bool, options: dict[str, Any], label: str
+    name: str, data_dir: Path | None, download: bool, options: dict[str, str], label: str
 ) -> list[tuple[str, str]]:
     """(what, value) pairs about a data set that is there."""
     from equipoise.data.datasets import catalogue
@@ -202,9 +199,9 @@ def _few(names: tuple[str, ...], most: int = 10) -> str:
     return ", ".join(map(repr, names[:most])) + (", ..." if len(names) > most else "")
 
 
-def _parsed(options: list[str] | None) -> dict[str, Any]:
+def _parsed(options: list[str] | None) -> dict[str, str]:
     """by=race stride=1 -> {"by": "race", "stride": "1"}; the loader's own types say what a text means."""
-    out: dict[str, Any] = {}
+    out = {}
     for text in options or []:
         key, equals, value = text.partition("=")
         require(equals and key, f"the option is '{text}'; write it as name=value")

@@ -242,7 +242,7 @@ Tell = Callable[[str, int, int, Any], None]  # where a run stands: its label, ro
 @contextmanager
 def _watched(folder: Path, then: str = "the same command goes on", jobs: int = 0) -> Iterator[Tell]:
     """A bar per run, with the average and the worst fifth so far; Ctrl-C and a full disk say how to go on."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     use_all_cores()  # before anything starts JAX
     keep_programs()
@@ -258,10 +258,10 @@ def _watched(folder: Path, then: str = "the same command goes on", jobs: int = 0
     console = Console(stderr=True)
     console.quiet = not console.is_terminal  # where no bar is shown, some versions of rich end it with an empty line
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=jobs > 8) as bar:
-        rows: dict[str, Any] = {}
+        rows: dict[str, TaskID] = {}
         waiting = bar.add_task("reading data", total=None, standing="and measuring step sizes")
 
-        def tell(label: str, done: int, total: int, row: Any) -> None:
+        def tell(label: str, done: int, total: int, row: "experiment.records.Row | None") -> None:
             if bar.disable:  # no terminal
                 return
             # Between two runs the next one's step sizes are measured and its program is compiled.
@@ -299,7 +299,7 @@ def _by(name: str, tell: Tell) -> Callable[..., None]:
     return lambda job, *now: tell(getattr(job, name), *now)
 
 
-def _standing(row: Any) -> str:
+def _standing(row: "experiment.records.Row | None") -> str:
     """The average and the worst fifth of the score that says most; nothing of models that are scored at the end."""
     if row is None:
         return ""

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos, _folder
 from equipoise.cli.plainly import Commands, say
 from equipoise.cli.results import show
 from equipoise.deploy.operations.launch import QUIET
-from equipoise.errors import InputError, printable, require
+from equipoise.errors import InputError, not_none, printable, require
 from equipoise.extensions import is_reference
 
 flower_app = Commands(
@@ -32,6 +32,7 @@ Stock = Annotated[
 Page = Annotated[
     int, typer.Option(min=-1, max=65535, help="The port of the live page, on this machine only; 0: any, -1: no page.")
 ]
+RUNS = Path("runs")
 Torch = Annotated[
     str | None,
     typer.Option(
@@ -53,7 +54,7 @@ def _ended_in_order() -> Iterator[None]:
     """A request to end is as good as Ctrl-C: what was started is ended too."""
     _need_flower()
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
@@ -249,26 +250,23 @@ def local(
     data |= {"label": label} if label else {}
     there = data.get("silos")
     require(isinstance(there, str | None), f"{file}: data.silos is {there!r}; give the name of a folder")
-    where = silos or (Path(there) if there else None)
-    require(where is not None, "there are no files for the sites; give --silos, a folder with a file per site")
-    assert where is not None
+    nowhere = "there are no files for the sites; give --silos, a folder with a file per site"
+    where = not_none(silos or (Path(there) if there else None), nowhere)
     data.pop("silos", None)
     of_module = _named(torch or settings["model"].pop("torch", None))
     files = {path.stem: path for path in (silo_files(where, ()) if of_module else silo_files(where))[0]}
     settings["federation"].setdefault("sites", sorted(files))
     parsed = experiment.config.parse(settings, source=_source(file))
     agreement.check(parsed)
-    assert parsed.federation is not None
-    sites = parsed.federation.sites
-    files = files if isinstance(sites, int) else {name: files[name] for name in sites if name in files}
-    missing = [] if isinstance(sites, int) else [name for name in sites if name not in files]
-    require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
-    if of_module:
-        require(parsed.model.name == "torch", f"{file}: a PyTorch module is named; set model.name = 'torch'")
-    else:
-        require(
-            parsed.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
-        )
+    sites = not_none(parsed.federation).sites
+    if not isinstance(sites, int):
+        missing = [name for name in sites if name not in files]
+        files = {name: files[name] for name in sites if name in files}
+        require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
+    is_module = parsed.model.name == "torch"
+    require(is_module or not of_module, f"{file}: a PyTorch module is named; set model.name = 'torch'")
+    require(of_module or not is_module, f"{file}: model.name is 'torch'; name the module: --torch module:function")
+    if not of_module:
         check_files(parsed, files)
     folder = _begun(parsed, out, overwrite)
     server = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
@@ -355,12 +353,9 @@ def audit(
         _need_flower()
         from equipoise.deploy.server.run import read_receipts
 
-        receipts_by_site, whose = read_receipts(receipts), name or site.resolve().name
-        require(
-            whose in receipts_by_site,
-            f"{receipts} has no receipt of '{whose}'; it has {', '.join(receipts_by_site) or 'none'}",
-        )
-        receipt = receipts_by_site[whose]
+        by_site, whose = read_receipts(receipts), name or site.resolve().name
+        absent = f"{receipts} has no receipt of '{whose}'; it has {', '.join(by_site) or 'none'}"
+        receipt = not_none(by_site.get(whose), absent)
     from equipoise.privacy import identity
 
     check = identity.checker(public.read_bytes()) if public.is_file() else None
@@ -390,9 +385,7 @@ def audit(
 
 @flower_app.command()
 def status(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or one with several: the newest.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or one with several: the newest.")] = RUNS,
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Who is connected, the round, seconds per exchange by site, bytes, and the last error.

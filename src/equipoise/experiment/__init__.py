@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["choice", "config", "folders", "library", "plan", "reading", "records", "run", "template", "train"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Each file is imported when it is first asked for: a command begins at once."""
     if name not in __all__:
         raise AttributeError(f"module 'equipoise.experiment' has no attribute '{name}'")

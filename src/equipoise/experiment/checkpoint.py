@@ -107,7 +107,7 @@ def load(path: Path, algorithm: Algorithm, x: Vector, now: Origin, *, with_clien
     why = f"{path.parent} cannot be resumed, because since its checkpoint {'; '.join(changed)}"
     require(not changed, f"{why}. Restore that, or {ANEW}")
 
-    def state(x: Vector) -> tuple[Any, Any]:
+    def state(x: Vector) -> tuple[object, object]:
         clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)
         return algorithm.init(x), clients(x) if with_clients else None
 

@@ -116,13 +116,6 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str 
 @contextmanager
 def resuming(folder: Path, *, wait: float = 0.0) -> Iterator[Marker]:
     """`folder` as that of a run to resume; no other process writes it meanwhile, or after `wait` seconds."""
-    begun = check_begun(folder)
-    with files.locked(folder / LOCK, str(folder), wait=wait):
-        yield begun
-
-
-def check_begun(folder: Path) -> Marker:
-    """A run was begun there, by a version whose runs this one can resume."""
     marked = marker(folder) if folder.is_dir() else None
     if marked is None:
         require(
@@ -134,7 +127,8 @@ def check_begun(folder: Path) -> Marker:
     require(marked.kind == "run", f"{folder} holds several runs; give one of them, or the command that began them")
     early = f"{folder} has no {records.CONFIG}: it was stopped before it began"
     require((folder / records.CONFIG).is_file(), f"{early}; give the command that began it again")
-    return marked
+    with files.locked(folder / LOCK, str(folder), wait=wait):
+        yield marked
 
 
 def clear(folder: Path) -> None:

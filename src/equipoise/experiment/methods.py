@@ -48,7 +48,7 @@ def build_dual(config: Config, problem: Problem) -> Dual:
 
 
 @cached_program
-def _first_made(structure: PyTreeDef, numbers: tuple[Any, ...]) -> Dual:
+def _first_made(structure: PyTreeDef, numbers: tuple[object, ...]) -> Dual:
     """The same object for the same settings: its operators are compiled once."""
     return structure.unflatten(numbers)
 
@@ -305,7 +305,6 @@ BOUNDED_CONVEX = (
 
 
 def crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
-    """What crosses in a round."""
     rows = client_shapes(problem.in_metric(problem.compiled_for))
     return wire_of_rows(algorithm, problem.x, rows)
 

@@ -309,8 +309,13 @@ def precision(config: Config) -> Iterator[None]:
 def build_problem(config: Config) -> Problem:
     """Reads and divides the data, and builds the task on it; call it under `precision`."""
     problem = with_own_models(config, _of_data(config))
-    if config.run.keep_best:
-        problem = _with_validation(config, problem)
+    if config.run.keep_best:  # no test row has a say in which round that is
+        examples = isinstance(problem.train, Pool | Shards)
+        require(examples, "run.keep_best needs examples to set aside, which this data has none of; leave it out")
+        share = config.run.validation
+        train, validation = pool.set_aside(problem.train, share=share, key=division_seed(config))
+        note = f"{share:.0%} of every client's training rows are set aside, to choose the best round by"
+        problem = replace(problem, train=train, validation=validation, notes=(*problem.notes, note))
     return problem if config.run.score is None else with_main_score(config, problem, problem.scores)
 
 
@@ -325,16 +330,6 @@ def with_main_score(config: Config, problem: Problem, scores: Iterable[str]) -> 
     wrong = f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function"
     require(score.own is None or score.name not in there, wrong)
     return replace(problem, score=score)
-
-
-def _with_validation(config: Config, problem: Problem) -> Problem:
-    """Some training rows are set aside, to choose a round by: no test row has a say in it."""
-    examples = isinstance(problem.train, Pool | Shards)
-    require(examples, "run.keep_best needs examples to set aside, which this data has none of; leave it out")
-    share = config.run.validation
-    train, validation = pool.set_aside(problem.train, share=share, key=division_seed(config))
-    note = f"{share:.0%} of every client's training rows are set aside, to choose the best round by"
-    return replace(problem, train=train, validation=validation, notes=(*problem.notes, note))
 
 
 def _of_data(config: Config) -> Problem:
@@ -552,7 +547,7 @@ def _cached(factory: Callable[..., Made], precision: object) -> Callable[..., Ma
 
 def _model(config: Config, shape: tuple[int, ...], outputs: int, train: ClientData) -> Model:
     settings = config.model
-    arguments: tuple[Any, ...]
+    arguments: tuple[object, ...]
     match settings.name:
         case "linear":
             arguments = (math.prod(shape), outputs)

@@ -8,7 +8,7 @@ from typing import Any
 
 from equipoise.errors import require
 from equipoise.experiment import records
-from equipoise.experiment.config import NAMES, Config, parse, section_of
+from equipoise.experiment.config import NAMES, section_of
 from equipoise.experiment.mistakes import checked
 from equipoise.extensions import is_reference
 
@@ -18,11 +18,6 @@ def read(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     require(path.is_file(), f"there is no file {path}; `equipoise config > {path.name}` writes one to begin with")
     return checked(str(path), records.read_toml(path))
-
-
-def load_config(path: Path) -> Config:
-    """The configuration of one run, from its file."""
-    return parse(read(path), source=str(path))
 
 
 def override(settings: Mapping[str, object], assignments: Iterable[str]) -> dict[str, Any]:

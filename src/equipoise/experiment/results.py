@@ -81,7 +81,7 @@ def skill_of_rows(problem: Problem, losses: np.ndarray, rows: ClientData) -> np.
 
 
 def save_model(
-    path: Path, problem: Problem, x: Vector, metadata: dict[str, Any], part: ArrayLike | None = None
+    path: Path, problem: Problem, x: Vector, metadata: dict[str, object], part: ArrayLike | None = None
 ) -> None:
     """`part`: of an owner's own, or the mean of them."""
     params = problem.artifact_params(x)

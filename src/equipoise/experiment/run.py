@@ -22,14 +22,14 @@ from equipoise.errors import LostReplies, Stopped, require
 from equipoise.experiment import folders, origin, records
 from equipoise.experiment.chosen import convexified, settle
 from equipoise.experiment.conditioning import with_metric
-from equipoise.experiment.config import Config
+from equipoise.experiment.config import Config, parse
 from equipoise.experiment.convexify.stages import Trained, convexify, given_network, network_config, trained_network
 from equipoise.experiment.methods import BuiltMethod, baselines_of, build_method, training_rows
 from equipoise.experiment.personal import models as personal
 from equipoise.experiment.personal import own_parts
 from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import Problem, Sent, build_problem, precision
-from equipoise.experiment.reading import load_config
+from equipoise.experiment.reading import read
 from equipoise.experiment.results import (
     calibration_of,
     environment_record,
@@ -211,7 +211,7 @@ def resumed(
         require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
         machines = f"the clients of {folder} are machines: resume it with `{command} {file} --out {folder}`"
         require(not (folder / records.AGREEMENT).is_file(), machines)
-        config = load_config(file)
+        config = parse(read(file), source=str(file))
         # With a checkpoint what was changed is said in detail, see `checkpoint.load`.
         as_begun = (folder / records.CHECKPOINT).is_file() or marker.settings == origin.digest_of_settings(config)
         changed = f"{file} is not what the run was begun with: it was changed or is damaged"
@@ -252,7 +252,6 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
 
 
 def run_alone(session: Session) -> None:
-    """Runs it to its end, by itself."""
     config = session.spec.config
     with warnings.catch_warnings(action="ignore", category=LostReplies):  # they are among the result's events
         try:
@@ -326,7 +325,7 @@ def complete(session: Session, result: Result) -> None:
     write_row_scores(folder, problem, x, problem.judged, problem.main_score(table).name)
     part, finite = None, bool(np.isfinite(np.asarray(x)).all())
     if problem.plain_task.own is not None and finite:
-        parts, part = own_parts.made(problem, x, problem.compiled_for, config.run.seed)
+        parts, part = own_parts.made(problem, x, config.run.seed)
         own_parts.write(folder, problem, parts)
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
     chosen_by_folds = config.own_models is not None and config.own_models.kind == "best"
@@ -337,7 +336,7 @@ def complete(session: Session, result: Result) -> None:
             own, models = personal.offered(folder, problem, x)
         else:
             own, models = personal.made(config, problem, x)
-        of_them = None if part is None else own_parts.of_models(problem, models, problem.compiled_for)
+        of_them = None if part is None else own_parts.of_models(problem, models)
         personal.write(folder, problem, own, models, of_them)
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
     more: dict[str, Any] = {"best_round": None if best is None else best.round, "part": part}

@@ -7,7 +7,6 @@ from equipoise.experiment.config import NAMES, SECTIONS, parse
 
 
 def template() -> str:
-    """A file with every setting, its default and what it means."""
     start = parse({})
     parts = ["# Every setting and its default. Delete what you do not change."]
     parts.append(f'name = "{start.name}"  # of the run folder')

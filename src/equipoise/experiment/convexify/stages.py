@@ -52,7 +52,7 @@ def network_config(config: Config) -> Config:
     length = choice.network_rounds(config) if own is None else own
     if federation is not None:  # defences that only SCAFF-PD on a convex model has
         federation = federation.model_copy(update={"project": False, "clip_gradients": None})
-    stage: dict[str, Any] = {"name": "network", "convexify": None, "federation": federation}
+    stage: dict[str, object] = {"name": "network", "convexify": None, "federation": federation}
     stage |= {"algorithm": settings.algorithm, "objective": settings.objective}
     stage["model"] = config.model.model_copy(update={"metric": "none"})
     stage["run"] = config.run.model_copy(update={**length, "until_gap": None})

@@ -139,7 +139,7 @@ def divided(shard: Shards, share: float) -> Split:
     return Split(part(order, kept), part(jnp.roll(order, -kept), left_out))
 
 
-def made(config: Config, problem: Problem, x: Vector) -> tuple[records.PersonalRecord, Any]:
+def made(config: Config, problem: Problem, x: Vector) -> tuple[records.PersonalRecord, Array]:
     """Where all rows are at hand: how every owner fares, and the own models [n, d]; of kind "best" see `offered`."""
     algorithm = own_models(config, problem)
     end = simulate(
@@ -154,7 +154,7 @@ def made(config: Config, problem: Problem, x: Vector) -> tuple[records.PersonalR
     return recorded(config, problem, end.server), end.clients
 
 
-def offered(folder: Path, problem: Problem, x: Vector) -> tuple[records.PersonalRecord, Any]:
+def offered(folder: Path, problem: Problem, x: Vector) -> tuple[records.PersonalRecord, Array]:
     """As `made`, of kind "best"; the scores row by row are kept, and what owners get alone is recorded beside them."""
     offers_made = offers.best_of_each(problem.plain_task, x, problem.train, problem.own_fits)
     shared, _ = alone.scored(problem, jnp.stack([x] * problem.n))
@@ -206,7 +206,7 @@ def own_model(folder: Path, owner: str) -> artifact.Artifact:
 
 
 def write(
-    folder: Path, problem: Problem, record: records.PersonalRecord, models: Any | None, parts: Any | None = None
+    folder: Path, problem: Problem, record: records.PersonalRecord, models: Array | None, parts: Any | None = None
 ) -> None:
     """The models first: whoever sees the record sees them too. `parts` are the owners' own of their own models."""
     if parts is not None:

@@ -10,7 +10,7 @@ owner begins with a part of zero.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,15 +64,15 @@ def mean_part(problem: Problem, *, tell: bool = True) -> Algorithm:
     return measurement("own_parts", n, task.size, exchange, init=init, init_client=init_client)
 
 
-def made(problem: Problem, x: Vector, train: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def made(problem: Problem, x: Vector, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Where all rows are at hand: every owner's part [n, k, q], and the mean of them."""
-    end = simulate(mean_part(problem), x, train, seed, rounds=1)
+    end = simulate(mean_part(problem), x, problem.compiled_for, seed, rounds=1)
     return np.asarray(end.clients), np.asarray(end.server.part)
 
 
-def of_models(problem: Problem, models: Any, train: Any) -> np.ndarray:
+def of_models(problem: Problem, models: Array) -> np.ndarray:
     """[n, k, q]: those of models that owners have for themselves, [n, d]."""
-    own = not_none(problem.plain_task.own)
+    own, train = not_none(problem.plain_task.own), problem.compiled_for
     fit = jax.jit(lambda models, train: jax.lax.map(lambda i: own.fit(models[i], train.client(i)), jnp.arange(train.n)))
     return np.asarray(fit(jnp.asarray(models), jax.tree.map(jnp.asarray, train)))
 

@@ -6,7 +6,7 @@ with its own part, if it has one, fitted beside v. Where the model is linear in 
 (`linear.py`), else one by one.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def path(task: Task, centre: Vector, shard: Shards, penalties: tuple[float, ...]
     def of_fold(k: Array) -> tuple[Array, Array]:
         kept, left_out = fold(shard, k)
 
-        def fitted(u: Vector, penalty: Any) -> tuple[Vector, tuple[Vector, Scalar]]:
+        def fitted(u: Vector, penalty: Array) -> tuple[Vector, tuple[Vector, Scalar]]:
             def penalised(u: Vector) -> Scalar:
                 return parts.loss(u, kept) + penalty / 2 * jnp.sum((parts.shared(u) - centre) ** 2)
 
