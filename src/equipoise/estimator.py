@@ -200,13 +200,12 @@ def _series(name: str, column: object, what: str) -> "pl.Series":
             return pl.Series(name, values)
         missing = np.asarray(column.isna()) if hasattr(column, "isna") else np.zeros(len(values), bool)
         cells = values.tolist() if isinstance(values, np.ndarray) else values
-        gone = [
-            lost or value is None or (isinstance(value, float) and value != value)
-            for value, lost in zip(cells, missing, strict=True)
-        ]
-        kinds = {type(value) for value, lost in zip(cells, gone, strict=True) if not lost}
-        as_kind = float if kinds == {int, float} else lambda value: value
-        made = pl.Series(name, [None if lost else as_kind(v) for v, lost in zip(cells, gone, strict=True)])
+        nan = [isinstance(value, float) and value != value for value in cells]
+        cells = [None if any(lost) else value for value, *lost in zip(cells, missing, nan, strict=True)]
+        kinds = {type(value) for value in cells if value is not None}
+        if kinds == {int, float}:
+            cells = [None if value is None else float(value) for value in cells]
+        made = pl.Series(name, cells)
         if made.dtype == pl.Object:
             raise TypeError(f"a {min(kind.__name__ for kind in kinds)}")
         return made

@@ -51,10 +51,8 @@ def check(name: str, method: Method, federation: str) -> None:
     split, outputs = shuffled(name, method, federation)
     level = tuple(np.broadcast_to(out.mean(0), out.shape) for out in outputs)
     loss, level_loss = (np.concatenate(entries.losses_of(made, split)).mean() for made in (outputs, level))
-    share, rows = (
-        float(1 - loss / level_loss),
-        sum(map(len, split.federation.labels)),
-    )  # of what owners' means leave open
+    share = float(1 - loss / level_loss)  # of what owners' means leave open
+    rows = sum(map(len, split.federation.labels))
     require(
         share < MOST + BY_CHANCE / math.sqrt(rows),
         f"'{name}' predicts held-out labels of {federation} although it was given shuffled ones (it explains "

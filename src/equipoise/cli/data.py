@@ -182,8 +182,7 @@ def _of_silos(folder: str, label: str) -> tuple["Summary", list[tuple[str, str]]
     with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # said below
         federation = silos.read(folder, label)
     sizes, labels = np.asarray(federation.train.sizes), np.asarray(federation.train.labels)
-    starts = np.cumsum(sizes) - sizes
-    parts = [np.arange(a, a + s) for a, s in zip(starts, sizes, strict=True)]
+    parts = [np.arange(a, a + s) for a, s in zip(np.cumsum(sizes) - sizes, sizes, strict=True)]
     rows = np.concatenate([row[:s] for row, s in zip(labels, sizes, strict=True)])
     facts = [
         ("task", federation.task),

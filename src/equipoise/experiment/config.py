@@ -9,17 +9,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
+import pydantic
 import tomli_w
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    create_model,
-    field_validator,
-)  # fmt: skip
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.errors import PydanticSchemaGenerationError
 
 from equipoise import algorithms, objectives
@@ -359,7 +351,7 @@ def section_of(kind: str, name: str) -> type[Section]:
         fields["of"] = (Literal["auto", "losses", "gains"], Field("auto", description=WORDS["of"]))
         if name in choice.PRICED:
             fields["price"] = (float | None, Field(None, gt=0, lt=1, description=WORDS["price"]))
-    return create_model(f"{kind}.{name}", __base__=Section, **fields)
+    return pydantic.create_model(f"{kind}.{name}", __base__=Section, **fields)
 
 
 def _field(argument: inspect.Parameter, defaults: Mapping[str, object]) -> tuple[Any, Any]:

@@ -527,8 +527,7 @@ def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
     ends = np.cumsum([len(feature.inputs) for feature in features])
     ranges = {f.name: range(end - len(f.inputs), end) for f, end in zip(features, ends.tolist(), strict=True)}
     for name in names:
-        wrong = f"model.own names '{name}', which is not a column of the model{nearest(name, ranges)}"
-        require(name in ranges, wrong)
+        require(name in ranges, f"model.own names '{name}', which is not a column of the model{nearest(name, ranges)}")
     return tuple(j for name in names for j in ranges[name])
 
 

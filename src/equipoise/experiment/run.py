@@ -19,7 +19,7 @@ from equipoise.engines.checks import check_memory
 from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
 from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
-from equipoise.experiment import folders, origin, records
+from equipoise.experiment import folders, origin, records, results
 from equipoise.experiment.chosen import convexified, settle
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config, parse
@@ -30,15 +30,6 @@ from equipoise.experiment.personal import own_parts
 from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import Problem, Sent, build_problem, precision
 from equipoise.experiment.reading import read
-from equipoise.experiment.results import (
-    calibration_of,
-    environment_record,
-    federation_record,
-    git_commit,
-    in_units,
-    write_result,
-    write_row_scores,
-)
 from equipoise.experiment.writer import RunWriter, Watch, local_evaluator, validator, weights_of
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, as_key
@@ -69,7 +60,7 @@ class Shared(NamedTuple):
 
     problem: Problem
     method: BuiltMethod | None = None
-    git: str | None = None  # see `git_commit`, which is asked where nothing is given
+    git: str | None = None  # see `results.git_commit`, which is asked where nothing is given
 
 
 class Session(NamedTuple):
@@ -238,10 +229,10 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
         notes = (*(choice.sentence for choice in spec.chosen), *notes)
-        about = federation_record(problem, algorithm, notes, baselines_of(config, problem))
+        about = results.federation_record(problem, algorithm, notes, baselines_of(config, problem))
         if chosen:
             records.write_record(folder / records.CHOSEN, records.Choices(settings=chosen))
-        environment = environment_record(config, source.files, git or git_commit())
+        environment = results.environment_record(config, source.files, git or results.git_commit())
         records.write_record(folder / records.ENVIRONMENT, environment)
         records.write_record(folder / records.FEDERATION, about)
         if start is None:
@@ -293,7 +284,7 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
             writer.save(result)  # it is completed when all others have ended
 
     try:
-        results = sweep(
+        ends = sweep(
             trials,
             rounds=settings.rounds,
             at_once=width,
@@ -307,7 +298,7 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
             if result is not None:
                 session.writer.save(result)
         raise
-    for session, result in zip(sessions, results, strict=True):
+    for session, result in zip(sessions, ends, strict=True):
         complete(session, result)
 
 
@@ -316,13 +307,13 @@ def complete(session: Session, result: Result) -> None:
     (config, folder, label, *_), problem = session.spec, session.problem
     best = session.writer.best
     x = session.algorithm.model(result.server) if best is None else jnp.asarray(best.x)
-    table = in_units(problem, problem.scorer(x))
+    table = results.in_units(problem, problem.scorer(x))
     name = "" if problem.score is None else problem.score.name
     if name in problem.scores:
         task, rows, scores = problem.plain_task, problem.judged, {name: problem.scores[name]}
         resample = evaluation.evaluator(task, rows, scores=scores, draws=DRAWS, key=config.run.seed)
-        table = table._replace(resampled=in_units(problem, resample(x)).resampled)
-    write_row_scores(folder, problem, x, problem.judged, problem.main_score(table).name)
+        table = table._replace(resampled=results.in_units(problem, resample(x)).resampled)
+    results.write_row_scores(folder, problem, x, problem.judged, problem.main_score(table).name)
     part, finite = None, bool(np.isfinite(np.asarray(x)).all())
     if problem.plain_task.own is not None and finite:
         parts, part = own_parts.made(problem, x, config.run.seed)
@@ -340,8 +331,8 @@ def complete(session: Session, result: Result) -> None:
         personal.write(folder, problem, own, models, of_them)
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
     more: dict[str, Any] = {"best_round": None if best is None else best.round, "part": part}
-    more["calibration"] = calibration_of(problem, x, problem.judged) if finite else ()
-    write_result(config, folder, problem, x, result, table, label, events, **more)
+    more["calibration"] = results.calibration_of(problem, x, problem.judged) if finite else ()
+    results.write_result(config, folder, problem, x, result, table, label, events, **more)
 
 
 def _lost(config: Config) -> Lost | None:

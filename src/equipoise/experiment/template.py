@@ -12,8 +12,7 @@ def template() -> str:
     parts.append(f'name = "{start.name}"  # of the run folder')
     for key in ("data", "partition", "model", "objective", "algorithm", "run"):
         section = getattr(start, key)
-        head = (inspect.getdoc(type(section)) or "").split("\n")[0] if key in SECTIONS else ""
-        parts.append(f"\n[{key}]" + (f"  # {head}" if head else ""))
+        parts.append(f"\n[{key}]" + (f"  # {inspect.getdoc(SECTIONS[key])}" if key in SECTIONS else ""))
         if key in NAMES:
             parts.append(f"# one of {', '.join(NAMES[key])}")
         for name, field in type(section).model_fields.items():

@@ -107,7 +107,7 @@ def convexified(network: Model, outputs: int, kind: Kind = "sketch", features: i
     features_of = gradient_features(network, kind=kind, features=features)
 
     def init(key: Array) -> Params:
-        return linear_in_features(features_of.with_random_layer(network.init(key), seed), features_of.size, outputs)
+        return linear_head(features_of.with_random_layer(network.init(key), seed), features_of.size, outputs)
 
     def apply(params: Params, inputs: Array) -> Array:
         phi = features_of.apply(params["network"], features_of.projection(seed), inputs)
@@ -134,7 +134,7 @@ def linearised(network: Model) -> Model:
 # What a network of another library has the same.
 
 
-def linear_in_features(network: Params, p: int, outputs: int) -> Params:
+def linear_head(network: Params, p: int, outputs: int) -> Params:
     """The first parameters of a model that is linear in p features of a network."""
     return {"network": network, "mean": jnp.zeros(p), "scale": jnp.ones(p), "head": jnp.zeros((outputs, p))}
 

@@ -32,14 +32,8 @@ from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice, records
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify.features import (
-    GradientFeatures,
-    convexified,
-    gradient_features,
-    linearised,
-    rows_at_once,
-)
-from equipoise.experiment.convexify.torch_features import ModuleFeatures, module_features, torch_convexified
+from equipoise.experiment.convexify import features as gradients
+from equipoise.experiment.convexify import torch_features
 from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
 from equipoise.models.model import Model, Params, saved
 from equipoise.protocol import Vector
@@ -78,6 +72,7 @@ def load_network(path: str | Path, model: Model) -> Params:
 
 Examples = TypeVar("Examples", Pool, Shards)
 Rows = Array | np.ndarray  # inputs
+Features = gradients.GradientFeatures | torch_features.ModuleFeatures
 
 
 class Trained(NamedTuple):
@@ -141,7 +136,7 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
     sent = _sent_since(sent, problem, numbers=task.size)
     convex = replace(
         problem,
-        model=linearised(network),
+        model=gradients.linearised(network),
         task=task,
         l2=settings.l2,
         x=jnp.zeros(task.size, problem.x.dtype),
@@ -151,7 +146,7 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
     return with_own_parts(config, convex)
 
 
-def feature_sizes(config: Config, network: Model, outputs: int) -> tuple[GradientFeatures | ModuleFeatures, Model]:
+def feature_sizes(config: Config, network: Model, outputs: int) -> tuple[Features, Model]:
     """Of features that were not made yet, and the model X (phi(a) - mean) * scale.
 
     `network` may be a PyTorch module, of which only its site can make features.
@@ -160,9 +155,10 @@ def feature_sizes(config: Config, network: Model, outputs: int) -> tuple[Gradien
     options: dict[str, Any] = {"kind": settings.kind, "features": settings.features}
     if network.name == "torch":
         parameters, last = network.arguments["parameters"], not_none(settings.last)
-        model = torch_convexified(parameters, last, outputs, seed=seed, **options)
-        return module_features(parameters, last, **options), model
-    return _programs(json.dumps(saved(network)), **options), convexified(network, outputs, seed=seed, **options)
+        model = torch_features.torch_convexified(parameters, last, outputs, seed=seed, **options)
+        return torch_features.module_features(parameters, last, **options), model
+    model = gradients.convexified(network, outputs, seed=seed, **options)
+    return _programs(json.dumps(saved(network)), **options), model
 
 
 def feature_seed(config: Config) -> int:
@@ -176,7 +172,7 @@ def feature_maker(config: Config, network: Model, theta: Params) -> Callable[[Ex
     settings, seed = not_none(config.convexify), np.uint32(feature_seed(config))
     programs = _programs(json.dumps(saved(network)), kind=settings.kind, features=settings.features)
     params, projection = programs.with_random_layer(theta, seed), programs.projection(seed)
-    at_once = rows_at_once(programs.parameters)
+    at_once = gradients.rows_at_once(programs.parameters)
     return lambda data: on_features(data, lambda rows: programs.apply(params, projection, rows), at_once)
 
 
@@ -232,10 +228,10 @@ def _sent_since(sent: Sent, problem: Problem, *, numbers: int, sums: int = 0) ->
 
 
 @lru_cache(maxsize=8)
-def _programs(network: str, **options: Any) -> GradientFeatures:
+def _programs(network: str, **options: Any) -> gradients.GradientFeatures:
     """Compiled once for a network, whatever its parameters and the seed."""
-    features = gradient_features(models.build(**json.loads(network)), **options)
-    return GradientFeatures(features.size, features.parameters, *(compiled(part) for part in features[2:]))
+    features = gradients.gradient_features(models.build(**json.loads(network)), **options)
+    return gradients.GradientFeatures(features.size, features.parameters, *(compiled(part) for part in features[2:]))
 
 
 def on_features(data: Examples, features: Callable[[Any], Array], at_once: int) -> Examples:

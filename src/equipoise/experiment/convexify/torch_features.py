@@ -9,14 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from equipoise.errors import InputError, one_of, positive, require
-from equipoise.experiment.convexify.features import (
-    FEATURES,
-    KINDS,
-    Kind,
-    feature_count,
-    linear_in_features,
-    random_layer,
-)
+from equipoise.experiment.convexify.features import FEATURES, KINDS, Kind, feature_count, linear_head, random_layer
 from equipoise.models.model import Model, Params
 from equipoise.models.torch_module import torch_module
 
@@ -64,7 +57,7 @@ def torch_convexified(
     network = torch_module(parameters)
 
     def init(key: Array) -> Params:
-        return linear_in_features(sizes.with_random_layer(network.init(key), seed), sizes.size, outputs)
+        return linear_head(sizes.with_random_layer(network.init(key), seed), sizes.size, outputs)
 
     def apply(params: Params, inputs: Array) -> NoReturn:
         raise InputError(
