@@ -4,10 +4,10 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from equipoise import experiment
 from equipoise.cli.plainly import Commands, busy, say
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 data_app = Commands(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="A name from `list`, a file of features, or a folder with a file per silo.")]
-Folder = Annotated[Path | None, typer.Option("--data-dir", envvar="EQUIPOISE_DATA", help="Where data sets lie.")]
-Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing, if its checksum is known.")]
+Name = Annotated[str, Argument(help="A name from `list`, a file of features, or a folder with a file per silo.")]
+Folder = Annotated[Path | None, Option("--data-dir", envvar="EQUIPOISE_DATA", help="Where data sets lie.")]
+Download = Annotated[bool, Option("--download", help="Fetch what is missing, if its checksum is known.")]
 Options = Annotated[
-    list[str] | None, typer.Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable.")
+    list[str] | None, Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable.")
 ]
-Label = Annotated[str, typer.Option(help="The label column of a silo folder.")]
+Label = Annotated[str, Option(help="The label column of a silo folder.")]
 How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quantity", "natural"]
 
 
@@ -66,18 +66,16 @@ def info(
 @data_app.command("partition")
 def partition_(
     name: Name,
-    clients: Annotated[int | None, typer.Option("--clients", "-n", help="Number of clients.")] = None,
-    how: Annotated[How, typer.Option(help="The way to divide; natural: the set's own owners.")] = "dirichlet",
-    alpha: Annotated[float | None, typer.Option(help="Of dirichlet and quantity: small is uneven.")] = None,
-    similarity: Annotated[float | None, typer.Option(help="Share of iid samples, for similarity.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Classes per client, for k-classes.")] = None,
-    min_size: Annotated[int | None, typer.Option(help="Fewest samples of a client.")] = None,
-    thin: Annotated[
-        bool, typer.Option("--thin", help="30% of the clients lose 70% of their training samples.")
-    ] = False,
+    clients: Annotated[int | None, Option("--clients", "-n", help="Number of clients.")] = None,
+    how: Annotated[How, Option(help="The way to divide; natural: the set's own owners.")] = "dirichlet",
+    alpha: Annotated[float | None, Option(help="Of dirichlet and quantity: small is uneven.")] = None,
+    similarity: Annotated[float | None, Option(help="Share of iid samples, for similarity.")] = None,
+    classes: Annotated[int | None, Option(help="Classes per client, for k-classes.")] = None,
+    min_size: Annotated[int | None, Option(help="Fewest samples of a client.")] = None,
+    thin: Annotated[bool, Option("--thin", help="30% of the clients lose 70% of their training samples.")] = False,
     seed: int = 0,
-    rows: Annotated[int, typer.Option(help="Clients to show.")] = 50,
-    out: Annotated[Path | None, typer.Option(help="Write the heat-map to this .svg.")] = None,
+    rows: Annotated[int, Option(help="Clients to show.")] = 50,
+    out: Annotated[Path | None, Option(help="Write the heat-map to this .svg.")] = None,
     data_dir: Folder = None,
     download: Download = False,
     option: Options = None,

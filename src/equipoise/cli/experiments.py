@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from equipoise import experiment
 from equipoise._jax import keep_programs, use_all_cores
@@ -20,13 +21,13 @@ from equipoise.files import write_whole
 
 File = Annotated[
     Path | None,
-    typer.Argument(help="A TOML file (`equipoise config` prints one), or the name of a data set, such as exam."),
+    Argument(help="A TOML file (`equipoise config` prints one), or the name of a data set, such as exam."),
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
-Silos = Annotated[Path | None, typer.Option(help="Your own data: a folder with one .csv, .parquet or .npz per owner.")]
-Label = Annotated[str | None, typer.Option(help="The column to predict, with --silos.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write; default: below runs/.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left there.")]
+Set = Annotated[list[str] | None, Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
+Silos = Annotated[Path | None, Option(help="Your own data: a folder with one .csv, .parquet or .npz per owner.")]
+Label = Annotated[str | None, Option(help="The column to predict, with --silos.")]
+Out = Annotated[Path | None, Option("--out", "-o", help="The folder to write; default: below runs/.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what an earlier run left there.")]
 
 
 def run(
@@ -78,11 +79,11 @@ def path(
     file: File = None,
     rho: Annotated[
         list[float] | None,
-        typer.Option(help="A penalty of the path; repeatable. Default: 10, 3, 1, 0.3, 0.1, 0.03, 0.01."),
+        Option(help="A penalty of the path; repeatable. Default: 10, 3, 1, 0.3, 0.1, 0.03, 0.01."),
     ] = None,
     alpha: Annotated[
         list[float] | None,
-        typer.Option(help="Instead: shares of CVaR, from 1 (the average) to the worst share that counts; repeatable."),
+        Option(help="Instead: shares of CVaR, from 1 (the average) to the worst share that counts; repeatable."),
     ] = None,
     silos: Silos = None,
     label: Label = None,
@@ -128,7 +129,7 @@ def sweep(
     _run_study(study, _folder(out, study.trials[0].config.name, "sweep"), overwrite)
 
 
-def resume(folder: Annotated[Path, typer.Argument(help="A run folder that was stopped.")]) -> None:
+def resume(folder: Annotated[Path, Argument(help="A run folder that was stopped.")]) -> None:
     """Resume a stopped run exactly where it left off.
 
     Example: equipoise resume runs/run
@@ -156,7 +157,7 @@ def config(file: File = None, set_: Set = None) -> None:
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="An experiment; without one, all are listed.")] = None,
+    name: Annotated[str | None, Argument(help="An experiment; without one, all are listed.")] = None,
     set_: Set = None,
     out: Out = None,
     overwrite: Overwrite = False,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from equipoise import experiment
 from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos, _folder, _settings, _source
@@ -24,23 +25,22 @@ flower_app = Commands(
     help="Sites on machines of their own: train one model over all of them; rows never leave a site.",
     no_args_is_help=True,
 )
-Keys = Annotated[Path, typer.Option(help="Certificates and keys: `equipoise flower keys` makes some for trials.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No encryption, no authentication: on one machine only.")]
-Stock = Annotated[
-    bool, typer.Option("--stock", help="Flower's own programs only: a process for every message. Slower.")
-]
+Keys = Annotated[Path, Option(help="Certificates and keys: `equipoise flower keys` makes some for trials.")]
+Insecure = Annotated[bool, Option("--insecure", help="No encryption, no authentication: on one machine only.")]
+Stock = Annotated[bool, Option("--stock", help="Flower's own programs only: a process for every message. Slower.")]
 Page = Annotated[
-    int, typer.Option(min=-1, max=65535, help="The port of the live page, on this machine only; 0: any, -1: no page.")
+    int, Option(min=-1, max=65535, help="The port of the live page, on this machine only; 0: any, -1: no page.")
 ]
+Names = list[str] | None
 RUNS = Path("runs")
 Torch = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="module:function(name, file) that gives (module, loss, loader[, held_out]), for runs with model.name = "
         "'torch'."
     ),
 ]
-State = Annotated[Path, typer.Option(help="Where Flower's settings, logs and the app are kept.")]
+State = Annotated[Path, Option(help="Where Flower's settings, logs and the app are kept.")]
 
 
 def _need_flower() -> None:
@@ -67,16 +67,14 @@ def _ended_in_order() -> Iterator[None]:
 
 @flower_app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="The folder of the keys.")],
-    sites: Annotated[str, typer.Option(help="Names to make keys for, such as north,south.")] = "",
-    host: Annotated[list[str] | None, typer.Option(help="A name or address of the server; repeatable.")] = None,
-    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 30,
-    add: Annotated[
-        list[str] | None, typer.Option(help="NAME=FILE.pub: the public key of a site that made its own; repeatable.")
-    ] = None,
-    revoke: Annotated[list[str] | None, typer.Option(help="NAME: its key is not taken any longer; repeatable.")] = None,
+    folder: Annotated[Path, Argument(help="The folder of the keys.")],
+    sites: Annotated[str, Option(help="Names to make keys for, such as north,south.")] = "",
+    host: Annotated[Names, Option(help="A name or address of the server; repeatable.")] = None,
+    days: Annotated[int, Option(help="How long the certificates are valid.")] = 30,
+    add: Annotated[Names, Option(help="NAME=FILE.pub: the public key of a site that made its own; repeatable.")] = None,
+    revoke: Annotated[Names, Option(help="NAME: its key is not taken any longer; repeatable.")] = None,
     rotate: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=FILE.pub: another key, made here or by the site; repeatable.")
+        Names, Option(help="NAME or NAME=FILE.pub: another key, made here or by the site; repeatable.")
     ] = None,
 ) -> None:
     """Say who may join under which name: make keys FOR TRIALS, register, replace or revoke the sites' own.
@@ -115,20 +113,18 @@ def keys(
 @flower_app.command()
 @_ended_in_order()
 def server(
-    file: Annotated[Path, typer.Argument(help="A TOML file with [federation]; see `equipoise config`.")],
+    file: Annotated[Path, Argument(help="A TOML file with [federation]; see `equipoise config`.")],
     keys: Keys = Path("keys"),
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    host: Annotated[str, Option(help="The address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     set_: Set = None,
     out: Out = None,
     overwrite: Overwrite = False,
     state: State = Path("flower-state"),
     client: Annotated[
-        str | None, typer.Option(help="module:app, a ClientApp around Equipoise's, installed at all sites.")
+        str | None, Option(help="module:app, a ClientApp around Equipoise's, installed at all sites.")
     ] = None,
-    without: Annotated[
-        list[str] | None, typer.Option(help="NAME: resume the run without this site; repeatable.")
-    ] = None,
+    without: Annotated[Names, Option(help="NAME: resume the run without this site; repeatable.")] = None,
     page: Page = 0,
     stock: Stock = False,
     insecure: Insecure = False,
@@ -168,22 +164,22 @@ def server(
 @flower_app.command()
 @_ended_in_order()
 def site(
-    name: Annotated[str, typer.Argument(help="The site's name.")],
+    name: Annotated[str, Argument(help="The site's name.")],
     data: Annotated[
-        Path | None, typer.Argument(help="Its own file: .csv, .parquet or .npz; of any kind with --torch.")
+        Path | None, Argument(help="Its own file: .csv, .parquet or .npz; of any kind with --torch.")
     ] = None,
-    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")] = "127.0.0.1:8000",
+    server: Annotated[str, Option(help="HOST:PORT of the server.")] = "127.0.0.1:8000",
     keys: Keys = Path("keys"),
-    key: Annotated[Path | None, typer.Option(help="The site's private key; default: KEYS/sites/NAME.")] = None,
+    key: Annotated[Path | None, Option(help="The site's private key; default: KEYS/sites/NAME.")] = None,
     loader: Annotated[
-        str | None, typer.Option(help="module:function that gives (inputs, labels) or a table, instead of a file.")
+        str | None, Option(help="module:function that gives (inputs, labels) or a table, instead of a file.")
     ] = None,
     torch: Torch = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the site keeps what it must not forget; default: flower-sites/NAME.")
+        Path | None, Option(help="Where the site keeps what it must not forget; default: flower-sites/NAME.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="What the site agrees to; default: site.toml in its folder, see `policy`.")
+        Path | None, Option(help="What the site agrees to; default: site.toml in its folder, see `policy`.")
     ] = None,
     stock: Stock = False,
     insecure: Insecure = False,
@@ -216,7 +212,7 @@ def site(
 @flower_app.command()
 @_ended_in_order()
 def local(
-    file: Annotated[Path, typer.Argument(help="A TOML file, as for `equipoise flower server`.")],
+    file: Annotated[Path, Argument(help="A TOML file, as for `equipoise flower server`.")],
     silos: Silos = None,
     label: Label = None,
     set_: Set = None,
@@ -225,7 +221,7 @@ def local(
     torch: Torch = None,
     state: State = Path("flower-local"),
     processes: Annotated[
-        int, typer.Option(min=1, help="Processes for the sites; with fewer than sites, several share one.")
+        int, Option(min=1, help="Processes for the sites; with fewer than sites, several share one.")
     ] = 8,
     page: Page = 0,
     stock: Stock = False,
@@ -274,14 +270,14 @@ def local(
     show([experiment.records.read(folder)], folder)
 
 
-Home = Annotated[Path, typer.Option("--site", help="The site's folder, such as flower-sites/north.")]
+Home = Annotated[Path, Option("--site", help="The site's folder, such as flower-sites/north.")]
 
 
 @flower_app.command()
 def approve(
-    digest: Annotated[str, typer.Argument(help="The configuration, by the beginning of its digest.")],
+    digest: Annotated[str, Argument(help="The configuration, by the beginning of its digest.")],
     site: Home,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Show what a run would reveal of this site, and approve it.
 
@@ -308,7 +304,7 @@ def approve(
 @flower_app.command()
 def policy(
     site: Home,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: write the strict answers.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask: write the strict answers.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a site's site.toml, what it agrees to, from a few questions.
@@ -333,11 +329,11 @@ def policy(
 
 @flower_app.command()
 def audit(
-    site: Annotated[Path, typer.Argument(help="The site's folder, such as flower-sites/north.")],
-    last: Annotated[int, typer.Option(min=0, help="How many of the last messages to show.")] = 10,
-    key: Annotated[Path | None, typer.Option(help="The site's NAME.pub; default: what the log says it is.")] = None,
-    receipts: Annotated[Path | None, typer.Option(help="receipts.json of a run: what the server was told.")] = None,
-    name: Annotated[str, typer.Option(help="The site's name in the receipts; default: that of its folder.")] = "",
+    site: Annotated[Path, Argument(help="The site's folder, such as flower-sites/north.")],
+    last: Annotated[int, Option(min=0, help="How many of the last messages to show.")] = 10,
+    key: Annotated[Path | None, Option(help="The site's NAME.pub; default: what the log says it is.")] = None,
+    receipts: Annotated[Path | None, Option(help="receipts.json of a run: what the server was told.")] = None,
+    name: Annotated[str, Option(help="The site's name in the receipts; default: that of its folder.")] = "",
 ) -> None:
     """Verify a site's own log of the messages that it answered or refused, and show the last of them.
 
@@ -385,8 +381,8 @@ def audit(
 
 @flower_app.command()
 def status(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or one with several: the newest.")] = RUNS,
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    folder: Annotated[Path, Argument(help="The folder of a run, or one with several: the newest.")] = RUNS,
+    json: Annotated[bool, Option("--json", help="For programs.")] = False,
 ) -> None:
     """Who is connected, the round, seconds per exchange by site, bytes, and the last error.
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from equipoise import experiment
 from equipoise._jax import use_all_cores
@@ -14,8 +15,8 @@ from equipoise.files import check_own, write_whole
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    folders: Annotated[list[Path], Argument(help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, Option("--out", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one page about one or more runs: who is served how, what it cost, how it went. No network is needed.
 
@@ -37,15 +38,13 @@ def report(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A run folder, or its model.safetensors.")],
-    file: Annotated[Path, typer.Argument(help="New rows: .csv, .parquet or .npz.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV there, not to the terminal.")] = None,
-    separator: Annotated[str, typer.Option(help="Between the cells of a CSV; auto: found in the file.")] = "auto",
-    decimal: Annotated[str | None, typer.Option(help="Of numbers in texts: '.' or ','; default: as found.")] = None,
-    dates: Annotated[str | None, typer.Option(help="day-first or month-first; default: as found.")] = None,
-    owner: Annotated[
-        str | None, typer.Option(help="With this owner's own model, of a run folder with [personal].")
-    ] = None,
+    model: Annotated[Path, Argument(help="A run folder, or its model.safetensors.")],
+    file: Annotated[Path, Argument(help="New rows: .csv, .parquet or .npz.")],
+    out: Annotated[Path | None, Option("--out", "-o", help="Write a CSV there, not to the terminal.")] = None,
+    separator: Annotated[str, Option(help="Between the cells of a CSV; auto: found in the file.")] = "auto",
+    decimal: Annotated[str | None, Option(help="Of numbers in texts: '.' or ','; default: as found.")] = None,
+    dates: Annotated[str | None, Option(help="day-first or month-first; default: as found.")] = None,
+    owner: Annotated[str | None, Option(help="With this owner's own model, of a run folder with [personal].")] = None,
 ) -> None:
     """Apply a trained model to new rows: a prediction each, and the probability of each class.
 
