@@ -136,10 +136,8 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
     sample, rule = _sample(draft), _rule(draft, dual)
     _fill_in(draft)
     for key in ("optimizer", "schedule"):
-        require(
-            draft.around[key] is None or "local_lr" in draft.settings,
-            f"algorithm.{key} is for local steps, of which {draft.record.name} takes none of its own; leave it out",
-        )
+        wrong = f"algorithm.{key} is for local steps, of which {draft.record.name} takes none of its own"
+        require(draft.around[key] is None or "local_lr" in draft.settings, f"{wrong}; leave it out")
     if draft.around["optimizer"] is not None:
         task = with_own_steps(task, draft.around["optimizer"])
     if config.privacy is not None:
@@ -256,11 +254,8 @@ def _fill_in(draft: Draft) -> None:
 
 
 def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
-    require(
-        problem.convex,
-        f"{given}, which is tried out where all rows are at hand, and over Flower measured for linear models only, and "
-        f"this is a {problem.model.name}; give {instead}",
-    )
+    wrong = f"{given}, which is tried out where all rows are at hand, and over Flower measured for linear models only"
+    require(problem.convex, f"{wrong}, and this is a {problem.model.name}; give {instead}")
 
 
 def _wrapped(draft: Draft, algorithm: Algorithm) -> Algorithm:

@@ -335,11 +335,8 @@ def with_main_score(config: Config, problem: Problem, scores: Iterable[str]) -> 
 def _of_data(config: Config) -> Problem:
     if config.data.silos is not None:
         return _of_silos(config)
-    require(
-        config.federation is None,
-        "the data of [federation] is at its sites: `equipoise flower server` trains there; to run on this machine, "
-        "give data.silos, a folder with a file per site",
-    )
+    wrong = "the data of [federation] is at its sites: `equipoise flower server` trains there; to run on this machine"
+    require(config.federation is None, f"{wrong}, give data.silos, a folder with a file per site")
     return {"synthetic": _synthetic, "quadratics": _quadratics}.get(config.data.name, _of_dataset)(config)
 
 

@@ -192,11 +192,8 @@ def own_model(folder: Path, owner: str) -> artifact.Artifact:
     """An owner's model, of a run folder that has them."""
     parts = own_parts.read(folder)
     models = own_parts.read_of_owners(folder / records.OWN_MODELS, "models")
-    require(
-        parts is not None or models is not None,
-        f"{folder} has no models of the owners' own: set model.own or [personal] for the run; over Flower they stay "
-        "at the sites",
-    )
+    wrong = f"{folder} has no models of the owners' own: set model.own or [personal] for the run"
+    require(parts is not None or models is not None, f"{wrong}; over Flower they stay at the sites")
     shared = artifact.load(folder / records.MODEL)
     for owned, put in ((parts, artifact.Artifact.with_part), (models, artifact.Artifact.with_parameters)):
         if owned is not None:
