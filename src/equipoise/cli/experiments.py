@@ -145,7 +145,7 @@ def config(file: File = None, set_: Set = None) -> None:
     Example: equipoise config > mine.toml
     """
     if file is None and not set_:
-        typer.echo(experiment.template.template(), nl=False)
+        typer.echo(experiment.reading.template(), nl=False)
         return
     settings = _settings(file, None, None, set_)
     jobs = experiment.plan.compare(settings, source=_source(file))

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from equipoise.experiment import choice, config, folders, library, plan, reading, records, run, template
+    from equipoise.experiment import choice, config, folders, library, plan, reading, records, run
 
-__all__ = ["choice", "config", "folders", "library", "plan", "reading", "records", "run", "template", "train"]
+__all__ = ["choice", "config", "folders", "library", "plan", "reading", "records", "run", "train"]
 
 
 def __getattr__(name: str) -> object:

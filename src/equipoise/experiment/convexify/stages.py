@@ -33,7 +33,6 @@ from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import features as gradients
-from equipoise.experiment.convexify import torch_features
 from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
 from equipoise.models.model import Model, Params, saved
 from equipoise.protocol import Vector
@@ -72,7 +71,6 @@ def load_network(path: str | Path, model: Model) -> Params:
 
 Examples = TypeVar("Examples", Pool, Shards)
 Rows = Array | np.ndarray  # inputs
-Features = gradients.GradientFeatures | torch_features.ModuleFeatures
 
 
 class Trained(NamedTuple):
@@ -146,7 +144,7 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
     return with_own_parts(config, convex)
 
 
-def feature_sizes(config: Config, network: Model, outputs: int) -> tuple[Features, Model]:
+def feature_sizes(config: Config, network: Model, outputs: int) -> tuple[gradients.GradientFeatures, Model]:
     """Of features that were not made yet, and the model X (phi(a) - mean) * scale.
 
     `network` may be a PyTorch module, of which only its site can make features.
@@ -155,8 +153,8 @@ def feature_sizes(config: Config, network: Model, outputs: int) -> tuple[Feature
     options: dict[str, Any] = {"kind": settings.kind, "features": settings.features}
     if network.name == "torch":
         parameters, last = network.arguments["parameters"], not_none(settings.last)
-        model = torch_features.torch_convexified(parameters, last, outputs, seed=seed, **options)
-        return torch_features.module_features(parameters, last, **options), model
+        model = gradients.torch_convexified(parameters, last, outputs, seed=seed, **options)
+        return gradients.module_features(parameters, last, **options), model
     model = gradients.convexified(network, outputs, seed=seed, **options)
     return _programs(json.dumps(saved(network)), **options), model
 
@@ -231,7 +229,8 @@ def _sent_since(sent: Sent, problem: Problem, *, numbers: int, sums: int = 0) ->
 def _programs(network: str, **options: Any) -> gradients.GradientFeatures:
     """Compiled once for a network, whatever its parameters and the seed."""
     features = gradients.gradient_features(models.build(**json.loads(network)), **options)
-    return gradients.GradientFeatures(features.size, features.parameters, *(compiled(part) for part in features[2:]))
+    sizes = features.size, features.parameters, features.fan_in
+    return gradients.GradientFeatures(*sizes, *(compiled(part) for part in features[3:]))
 
 
 def on_features(data: Examples, features: Callable[[Any], Array], at_once: int) -> Examples:
