@@ -1,7 +1,7 @@
 """From settings to a method: an objective, step sizes, an algorithm."""
 
 import json
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,21 @@ from equipoise.certificates import resolution
 from equipoise.data import ClientData
 from equipoise.data.datasets import synthetic
 from equipoise.data.shards import client_shapes
-from equipoise.errors import not_none, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice
 from equipoise.experiment.chosen import step_sizes
-from equipoise.experiment.config import Config, RuleSettings
-from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
+from equipoise.experiment.config import Config, OptimizerSettings, RuleSettings
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem, cached
 from equipoise.experiment.records import Choice
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Wire, wire_of_rows
-from equipoise.tasks import Task, WithBaseline, less_baseline
+from equipoise.tasks import Task, WithBaseline, less_baseline, with_local_optimizer
 from equipoise.tasks.private import Draw, noisy_releases, normal, private_task
 from equipoise.tasks.task import least
+
+if TYPE_CHECKING:
+    import optax
 
 
 def baselines_of(config: Config, problem: Problem) -> np.ndarray | None:
@@ -159,8 +161,8 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
     if draft.around["schedule"] is None:
         algorithm = build()
     else:
-        falling = SCHEDULES[draft.around["schedule"]](draft.settings["local_lr"], config.run.rounds)
-        algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), falling)
+        sizes = falling(draft.around["schedule"], draft.settings["local_lr"], config.run.rounds)
+        algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), sizes)
     if config.privacy is not None and algorithm.corrected:
         algorithm = private_scaffpd(algorithm, release, steps=draft.settings["steps"])
     if draft.around["optimizer"] is not None:
@@ -282,6 +284,41 @@ def _wrapped(draft: Draft, algorithm: Algorithm) -> Algorithm:
     if problem.conditioning is None:
         return algorithm
     return algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)
+
+
+# The steps of optax: of the clients, of the server, and how the clients' step size falls.
+
+
+def falling(schedule: str, start: float, rounds: int) -> "optax.Schedule":
+    """From `start` to zero."""
+    import optax  # most runs need none of it
+
+    return (
+        optax.linear_schedule(start, 0.0, rounds)
+        if schedule == "linear"
+        else optax.cosine_decay_schedule(start, rounds)
+    )
+
+
+def build_optimizer(key: str, settings: OptimizerSettings) -> "optax.GradientTransformation":
+    """`key` is where the settings stand."""
+    import optax
+
+    try:
+        optimizer = getattr(optax, settings.name)(settings.learning_rate, **settings.options)
+    except TypeError as error:
+        raise InputError(f"{key}.options does not fit optax.{settings.name} ({error}); see its documentation") from None
+    return optimizer if settings.clip is None else optax.chain(optax.clip_by_global_norm(settings.clip), optimizer)
+
+
+def with_own_steps(task: Task, settings: OptimizerSettings) -> Task:
+    """The task whose local steps are the optimizer's."""
+    return cached(_with_own_steps)(task, settings.model_dump_json())
+
+
+def _with_own_steps(task: Task, settings: str) -> Task:
+    chosen = OptimizerSettings.model_validate_json(settings)
+    return with_local_optimizer(task, build_optimizer("algorithm.optimizer", chosen))
 
 
 GAINS = (

@@ -1,4 +1,4 @@
-"""Settings as people write them, before they are a `Config`: in a file, by --set section.key=value, and one to begin with."""
+"""Settings as people write them, before they are a `Config`: one file with all of them, other files, and --set."""
 
 import inspect
 import json

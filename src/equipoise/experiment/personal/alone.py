@@ -24,7 +24,7 @@ from equipoise.evaluation import PerClient, evaluate_own, of_rows, standing
 from equipoise.evaluation.predictions import log_loss
 from equipoise.experiment import records
 from equipoise.experiment.config import Config, OptimizerSettings
-from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
+from equipoise.experiment.methods import falling, with_own_steps
 from equipoise.experiment.personal.fits import least_loss
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units, skill_of_rows
@@ -72,8 +72,7 @@ def trained(problem: Problem, configs: Sequence[Config], watch: Progress | None 
 
     algorithm = method(local.lr)
     if local.schedule is not None:
-        falling = SCHEDULES[local.schedule](local.lr, local.rounds)
-        algorithm = algorithms.with_local_schedule(method, falling)
+        algorithm = algorithms.with_local_schedule(method, falling(local.schedule, local.lr, local.rounds))
     run = configs[0].run
     end = simulate(
         algorithm,
