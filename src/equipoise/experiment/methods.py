@@ -293,11 +293,9 @@ def falling(schedule: str, start: float, rounds: int) -> "optax.Schedule":
     """From `start` to zero."""
     import optax  # most runs need none of it
 
-    return (
-        optax.linear_schedule(start, 0.0, rounds)
-        if schedule == "linear"
-        else optax.cosine_decay_schedule(start, rounds)
-    )
+    if schedule == "linear":
+        return optax.linear_schedule(start, 0.0, rounds)
+    return optax.cosine_decay_schedule(start, rounds)
 
 
 def build_optimizer(key: str, settings: OptimizerSettings) -> "optax.GradientTransformation":

@@ -36,6 +36,7 @@ from equipoise.experiment.convexify import features as gradients
 from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
 from equipoise.models.model import Model, Params, saved
 from equipoise.protocol import Vector
+from equipoise.tasks import Task
 
 
 def network_config(config: Config) -> Config:
@@ -132,16 +133,15 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
         return ravel_pytree(params["change"])[0]
 
     sent = _sent_since(sent, problem, numbers=task.size)
-    convex = replace(
-        problem,
-        model=gradients.linearised(network),
-        task=task,
-        l2=settings.l2,
-        x=jnp.zeros(task.size, problem.x.dtype),
-        notes=(*problem.notes, f"the model is the first-order expansion of a {network.name} {how}"),
-        network=Network(problem.train, problem.test, theta, insert, extract, sent),
-    )
-    return with_own_parts(config, convex)
+    made_of = Network(problem.train, problem.test, theta, insert, extract, sent)
+    note = f"the model is the first-order expansion of a {network.name} {how}"
+    return _convex(config, replace(problem, model=gradients.linearised(network), network=made_of), task, note)
+
+
+def _convex(config: Config, problem: Problem, task: Task, note: str) -> Problem:
+    """With the convex task, started from zero."""
+    settings, x = not_none(config.convexify), jnp.zeros(task.size, problem.x.dtype)
+    return with_own_parts(config, replace(problem, task=task, l2=settings.l2, x=x, notes=(*problem.notes, note)))
 
 
 def feature_sizes(config: Config, network: Model, outputs: int) -> tuple[gradients.GradientFeatures, Model]:
@@ -204,19 +204,10 @@ def problem_on_features(
     def insert(x: ArrayLike) -> Params:
         return {**fixed, "head": jnp.asarray(x).reshape(outputs, p)}
 
-    convex = replace(
-        problem,
-        train=train,
-        test=test,
-        model=model,
-        loss="squared" if problem.classes else "squared_error",
-        task=task,
-        l2=settings.l2,
-        x=jnp.zeros(task.size, problem.x.dtype),
-        notes=(*problem.notes, note),
-        network=Network(problem.train, problem.test, fixed, insert, lambda params: params["head"].ravel(), sent),
-    )
-    return with_own_parts(config, convex)
+    made_of = Network(problem.train, problem.test, fixed, insert, lambda params: params["head"].ravel(), sent)
+    loss = "squared" if problem.classes else "squared_error"
+    linear = replace(problem, train=train, test=test, model=model, loss=loss, network=made_of)
+    return _convex(config, linear, task, note)
 
 
 def _sent_since(sent: Sent, problem: Problem, *, numbers: int, sums: int = 0) -> Sent:

@@ -20,14 +20,14 @@ from equipoise import algorithms
 from equipoise._jax import compiled
 from equipoise.engines.simulator import Progress, simulate
 from equipoise.errors import not_none
-from equipoise.evaluation import PerClient, evaluate_own, of_rows, standing
+from equipoise.evaluation import PerClient, evaluate_own, of_rows
 from equipoise.evaluation.predictions import log_loss
 from equipoise.experiment import records
 from equipoise.experiment.config import Config, OptimizerSettings
 from equipoise.experiment.methods import falling, with_own_steps
 from equipoise.experiment.personal.fits import least_loss
 from equipoise.experiment.problems import Problem
-from equipoise.experiment.results import floats, in_units, skill_of_rows
+from equipoise.experiment.results import floats, in_units, skill_of_rows, standing_of
 from equipoise.protocol import Algorithm, Data, Vector
 from equipoise.tasks import Task
 
@@ -139,13 +139,6 @@ def scored(problem: Problem, models: Models) -> tuple[PerClient, dict[str, np.nd
 
 def record_of(problem: Problem, table: PerClient) -> records.AloneRecord:
     table = in_units(problem, table)
-    measure, up, _ = problem.main_score(table)
-    any_finite = np.isfinite(np.asarray(table.scores[measure])).any()
-    bounds = standing(table, measure, up=up, counted=problem.counted) if any_finite else None
-    nothing: tuple[None, ...] = (None,) * problem.n
-    return records.AloneRecord(
-        measure=measure,
-        scores={name: floats(values) for name, values in table.scores.items()},
-        low=floats(bounds.low) if bounds else nothing,
-        high=floats(bounds.high) if bounds else nothing,
-    )
+    stands = standing_of(problem, table)
+    scores = {name: floats(values) for name, values in table.scores.items()}
+    return records.AloneRecord(measure=stands.score, scores=scores, low=floats(stands.low), high=floats(stands.high))
