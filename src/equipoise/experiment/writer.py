@@ -4,6 +4,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -112,36 +113,34 @@ def validator(problem: Problem, by: str = "worst fifth") -> Judge | None:
     return judge
 
 
+@dataclass(eq=False)
 class RunWriter:
     """Evaluates the model now and then, writes the history, and a checkpoint when one is due."""
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        problem: Problem,
-        algorithm: Algorithm,
-        source: Origin,
-        watch: Watch | None,
-        evaluate: Evaluate,
-        judge: Judge | None = None,
-        weights: Callable[[Any], Any] | None = None,  # of a server, where not the algorithm's own: compiled once
-    ):
-        self.source = source
+    config: Config
+    folder: Path
+    problem: Problem
+    algorithm: Algorithm
+    source: Origin
+    watch: Watch | None
+    evaluate: Evaluate
+    judge: Judge | None = None
+    weights: Callable[[Any], Any] | None = None  # of a server, where not the algorithm's own: compiled once
+    best: checkpoint.Best | None = None  # with a judge, from the first model on
+    certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
+
+    def __post_init__(self) -> None:
+        config, problem = self.config, self.problem
         self.written, self.digest = 0, hashlib.sha256()  # of the history: its length in bytes, and its digest
-        self.config, self.folder, self.problem, self.algorithm, self.watch = config, folder, problem, algorithm, watch
         self.every = config.run.evaluate_every or max(1, config.run.rounds // ROWS)
-        self.evaluate, self.judge, self.weights = evaluate, judge, weights or algorithm.weights
-        self.best: checkpoint.Best | None = None  # with a judge, from the first model on
         self.saddle = known_saddle(config, problem)
-        wires = crossing(algorithm, problem)
+        wires = crossing(self.algorithm, problem)
         self.down, self.up = (np.array([getattr(wire, way) for wire in wires], np.int64) for way in ("down", "up"))
         self.sent = problem.sent
         base = baselines_of(config, problem)
         self.base = 0.0 if base is None else float(np.mean(base))  # gains may be about zero: a share is of losses
         self.saved = time.monotonic()
-        self.boards = boards(config, folder, problem.names)
-        self.certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
+        self.boards = boards(config, self.folder, problem.names)
 
     def start(self) -> Result | None:
         """The last checkpoint, the history cut back to it; None where there is none."""
@@ -184,7 +183,8 @@ class RunWriter:
             "bytes_down": self.sent.down + int(np.dot(asked, self.down)),
             "bytes_up": self.sent.up + int(np.dot(answered, self.up)),
         }
-        self.write(self.algorithm.model(server), self.weights(server), **counted | counts)
+        weights = self.weights or self.algorithm.weights
+        self.write(self.algorithm.model(server), weights(server), **counted | counts)
 
     def callback(self, result: Result) -> None:
         self.record(result)
