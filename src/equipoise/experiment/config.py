@@ -22,7 +22,6 @@ from equipoise.errors import InputError, nearest, require
 from equipoise.experiment import choice, mistakes
 from equipoise.experiment.contradictions import contradictions
 from equipoise.extensions import is_reference, load
-from equipoise.objectives import DUALS
 
 Auto = Literal["auto"]
 # JAX makes a key of the last 32 bits of a seed: two seeds that differ beyond them would give the same numbers.
@@ -366,7 +365,7 @@ def _field(argument: inspect.Parameter, defaults: Mapping[str, object]) -> tuple
     return Any if kind is nothing else kind, Field(start, description=words)
 
 
-OBJECTIVES = ("average", *DUALS)
+OBJECTIVES = ("average", *objectives.DUALS)
 NAMES = {"algorithm": tuple(ALGORITHMS), "objective": OBJECTIVES}  # of sections that have the settings of a function
 SECTIONS: dict[str, type[Section]] = {
     "data": DataSettings,

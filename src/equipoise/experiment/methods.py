@@ -14,9 +14,8 @@ from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.certificates import resolution
-from equipoise.data import ClientData
 from equipoise.data.datasets import synthetic
-from equipoise.data.shards import client_shapes
+from equipoise.data.shards import ClientData, client_shapes
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice
 from equipoise.experiment.chosen import step_sizes

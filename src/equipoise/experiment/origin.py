@@ -17,7 +17,6 @@ from equipoise.errors import FileError
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import JsonRecord
-from equipoise.extensions import is_reference
 
 SOURCE = Path(equipoise.__file__).parent
 # What changes nothing in the numbers; where the silo files are is not what is in them.
@@ -112,7 +111,7 @@ def code(config: Config) -> str:
     """Versions, and digests of the source of all that computes, code of the user's own included."""
     versions = [f"Equipoise {equipoise.__version__} ({_source()})", f"JAX {jax.__version__}"]
     for name in (config.data.name, config.objective.name, config.algorithm.name):
-        if is_reference(name) and (source := extensions.digest(name)):
+        if extensions.is_reference(name) and (source := extensions.digest(name)):
             versions.append(f"{name} ({source})")
     return ", ".join(versions)
 

@@ -40,7 +40,6 @@ from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify.stages import network_config
-from equipoise.experiment.measures import Measure
 from equipoise.experiment.mistakes import shown
 from equipoise.experiment.personal import alone
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
@@ -89,7 +88,7 @@ class Cell(NamedTuple):
     tried: int  # settings that it was chosen from
     runs: list[records.Run]
 
-    def over_seeds(self, measure: Measure) -> tuple[float, float]:
+    def over_seeds(self, measure: measures.Measure) -> tuple[float, float]:
         """Mean and standard deviation; NaN where a run has no such number."""
         values = [measure.value(run) for run in self.runs]
         spread = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else 0.0
@@ -346,7 +345,7 @@ def _by_setting(jobs: Sequence[PlannedRun], done: Sequence[records.Run]) -> list
 def _best(tried_settings: list[tuple[Point, list[records.Run]]], measure: str) -> Point:
     """The point with the best mean, of equal ones that with the best average; one without a number only if all are."""
 
-    def rank(read: Measure, runs: list[records.Run]) -> float:
+    def rank(read: measures.Measure, runs: list[records.Run]) -> float:
         value = statistics.fmean(map(read.value, runs))
         return -math.inf if math.isnan(value) else value if read.more_is_better(tried_settings[0][1][0]) else -value
 

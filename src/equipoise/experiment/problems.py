@@ -21,19 +21,16 @@ from equipoise.artifact import Artifact
 from equipoise.data import ClientData, partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
-from equipoise.data.pool import Pool
 from equipoise.data.shards import OwnerRows, Shards, client_shapes
 from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.engines.simulator import products_in
 from equipoise.errors import InputError, nearest, not_none, require
-from equipoise.evaluation import MainScore, PerClient, skill
 from equipoise.evaluation.predictions import Score
 from equipoise.evaluation.rules import COMMON
 from equipoise.experiment.config import Config, DataSettings
 from equipoise.experiment.personal.baselines import OwnFit, own_fits
 from equipoise.experiment.records import Choice
-from equipoise.models import Model
-from equipoise.models.model import Params
+from equipoise.models.model import Model, Params
 from equipoise.protocol import Data, Vector
 from equipoise.tasks import Convexity, Metric, Task, WithMetric, moreau_envelope
 from equipoise.tasks.metric import ShardInMetric, stretch
@@ -93,12 +90,12 @@ class Problem:
     curvature: float | None = None  # L, where the clients have measured it themselves
     slope: float | None = None  # and a bound on L_lx at the start
     network: Network | None = None  # None: it was not made of one
-    score: MainScore | None = None  # that runs are summed up by; None: the one that says most
+    score: evaluation.MainScore | None = None  # that runs are summed up by; None: the one that says most
     envelope: "Envelope | None" = None  # of which `task` is, where owners have models of their own
     site_scores: Mapping[str, Score] = field(default_factory=dict)  # that sites of a federation have of their own
     counted: np.ndarray | None = None  # [n], with data.unit: as how many independent rows the scored ones count
     units: tuple[np.ndarray, ...] | None = None  # with data.unit: of every owner's training rows, whose they are
-    labels_told: skill.Base | None = None  # what sites of a federation say of their labels
+    labels_told: evaluation.skill.Base | None = None  # what sites of a federation say of their labels
     divided: bool = False  # by chance or by its labels, not among owners that exist
     conditioning: Conditioning | None = None  # None: trained in x as it is
     baselines_told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
@@ -125,7 +122,7 @@ class Problem:
         return self.with_rows(self.compiled_for, self.scored)
 
     @cached_property
-    def scorer(self) -> Callable[[Vector], PerClient]:
+    def scorer(self) -> Callable[[Vector], evaluation.PerClient]:
         """Scores models, one after the other."""
         return evaluation.evaluator(self.plain_task, self.judged, scores=self.scores)
 
@@ -232,20 +229,20 @@ class Problem:
             digest.update(np.ascontiguousarray(leaf).data)
         return digest.hexdigest()
 
-    def main_score(self, table: PerClient) -> MainScore:
+    def main_score(self, table: evaluation.PerClient) -> evaluation.MainScore:
         """The score of an evaluated model that sums it up."""
         if self.score is not None:
             return self.score
         name = evaluation.chosen(table, "skill" if "skill" in table.scores and self.one_class_is_common else None)
-        return MainScore(name, evaluation.higher_is_better(name))
+        return evaluation.MainScore(name, evaluation.higher_is_better(name))
 
     @cached_property
-    def base(self) -> skill.Base | None:
+    def base(self) -> evaluation.skill.Base | None:
         """What is known of the owners' labels, by which a log loss becomes a skill; None: there is no such loss."""
-        at_hand = isinstance(self.train, Pool | Shards)  # else sites tell it
+        at_hand = isinstance(self.train, pool.Pool | Shards)  # else sites tell it
         if not at_hand or not self.classes or self.loss != "cross_entropy" or self.task.predict is None:
             return self.labels_told
-        return skill.bases(self.train, self.train if self.test is None else self.test, len(self.classes))
+        return evaluation.skill.bases(self.train, self.train if self.test is None else self.test, len(self.classes))
 
     @property
     def one_class_is_common(self) -> bool:
@@ -253,7 +250,7 @@ class Problem:
         if self.base is None:
             return False
         if self.divided:
-            return skill.common_in_all(self.train, len(self.classes)) > COMMON
+            return evaluation.skill.common_in_all(self.train, len(self.classes)) > COMMON
         return bool((np.asarray(self.base.common) > COMMON).any())
 
     def artifact_params(self, x: Vector) -> Params:
@@ -310,7 +307,7 @@ def build_problem(config: Config) -> Problem:
     """Reads and divides the data, and builds the task on it; call it under `precision`."""
     problem = with_own_models(config, _of_data(config))
     if config.run.keep_best:  # no test row has a say in which round that is
-        examples = isinstance(problem.train, Pool | Shards)
+        examples = isinstance(problem.train, pool.Pool | Shards)
         require(examples, "run.keep_best needs examples to set aside, which this data has none of; leave it out")
         share = config.run.validation
         train, validation = pool.set_aside(problem.train, share=share, key=division_seed(config))

@@ -13,11 +13,9 @@ from jax.typing import ArrayLike
 
 import equipoise
 from equipoise import artifact, evaluation, files
-from equipoise.data import ClientData
-from equipoise.data.shards import OwnerRows
+from equipoise.data.shards import ClientData, OwnerRows
 from equipoise.engines.simulator import Result
 from equipoise.errors import FileError, not_none
-from equipoise.evaluation import PerClient, Standing, standing, with_skill
 from equipoise.evaluation.intervals import UNKNOWN
 from equipoise.evaluation.skill import skill_of
 from equipoise.experiment import records
@@ -28,10 +26,10 @@ from equipoise.protocol import Algorithm, Vector
 TENTHS = 10  # of the rows, of which a curve of calibration is made
 
 
-def in_units(problem: Problem, table: PerClient) -> PerClient:
+def in_units(problem: Problem, table: evaluation.PerClient) -> evaluation.PerClient:
     """RMSE in the label's own units; beside a log loss the skill."""
     if problem.base is not None and "loss" in table.scores:
-        return with_skill(table, problem.base.loss)
+        return evaluation.with_skill(table, problem.base.loss)
     if problem.encoding is None or problem.encoding.task != "regression":
         return table
     unit = problem.encoding.target.scale
@@ -95,7 +93,7 @@ def write_result(
     problem: Problem,
     x: Vector,
     result: Result,
-    table: PerClient,
+    table: evaluation.PerClient,
     label: str,
     events: list[str],
     *,
@@ -136,13 +134,13 @@ def write_result(
         files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to resume
 
 
-def standing_of(problem: Problem, table: PerClient) -> Standing:
+def standing_of(problem: Problem, table: evaluation.PerClient) -> evaluation.Standing:
     """By the score that sums the problem up; nothing is known where no client has it."""
     measure, up, _ = problem.main_score(table)
     if np.isfinite(np.asarray(table.scores[measure])).any():
-        return standing(table, measure, up=up, counted=problem.counted)
+        return evaluation.standing(table, measure, up=up, counted=problem.counted)
     nothing = np.full(problem.n, np.nan)
-    return Standing(measure, {}, nothing, nothing, UNKNOWN, UNKNOWN, tuple(range(problem.n)))
+    return evaluation.Standing(measure, {}, nothing, nothing, UNKNOWN, UNKNOWN, tuple(range(problem.n)))
 
 
 def federation_record(

@@ -31,7 +31,6 @@ from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import Problem, Sent, build_problem, precision
 from equipoise.experiment.reading import read
 from equipoise.experiment.writer import RunWriter, Watch, local_evaluator, validator, weights_of
-from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, as_key
 
 NOT_CHOSEN = (
@@ -187,7 +186,7 @@ def begun(spec: RunSpec, shared: Shared | None = None) -> Iterator[Session]:
         def begin() -> None:
             settings = origin.digest_of_settings(asked)
             held.enter_context(folders.writing(spec.folder, "run", overwrite=spec.overwrite, settings=settings))
-            write_whole(spec.folder / records.CONFIG, asked.toml())
+            files.write_whole(spec.folder / records.CONFIG, asked.toml())
 
         yield held.enter_context(_session(spec, shared, begin))
 

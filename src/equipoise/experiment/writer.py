@@ -27,13 +27,11 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.methods import baselines_of, build_dual, crossing, known_saddle
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.problems import Problem
-from equipoise.experiment.records import Row
 from equipoise.experiment.results import floats, in_units
 from equipoise.leaves import numbers_of
 from equipoise.protocol import Algorithm, Vector
-from equipoise.tasks import Task
 
-Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
+Watch = Callable[[int, int, records.Row], None]  # rounds done, rounds in all, the last row
 ROWS = 100  # of a history, unless asked otherwise
 
 
@@ -72,7 +70,7 @@ def local_evaluator(config: Config, problem: Problem) -> Evaluate:
 
 
 @cached_program
-def certifier(task: Task, dual: PyTreeDef) -> Callable:
+def certifier(task: tasks.Task, dual: PyTreeDef) -> Callable:
     """Certificates of models for duals of that structure; compiled once for all their numbers."""
 
     def certify(numbers: tuple, data: ClientData, bends: Array | None, x: Vector, lam: Array) -> Certificate:
@@ -200,7 +198,7 @@ class RunWriter:
     def write(self, x: Vector, lam: ArrayLike | None, **counts: Any) -> None:
         # Only weights of the run's own objective certify anything about it.
         evaluation = self.evaluate(x, lam if self.algorithm.dual is not None else None)
-        row = Row(
+        row = records.Row(
             **counts,
             validation=self._validate(x, counts["round"]),
             loss=floats(evaluation.losses),

@@ -25,9 +25,8 @@ from jaxtyping import Float
 from equipoise import artifact, cohorts, models, tasks
 from equipoise._jax import compiled
 from equipoise.algorithms.moments import moments, scaling
-from equipoise.data import ClientData
 from equipoise.data.pool import Pool
-from equipoise.data.shards import Shards, client_shapes
+from equipoise.data.shards import ClientData, Shards, client_shapes
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice, records
@@ -36,7 +35,6 @@ from equipoise.experiment.convexify import features as gradients
 from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
 from equipoise.models.model import Model, Params, saved
 from equipoise.protocol import Vector
-from equipoise.tasks import Task
 
 
 def network_config(config: Config) -> Config:
@@ -138,7 +136,7 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
     return _convex(config, replace(problem, model=gradients.linearised(network), network=made_of), task, note)
 
 
-def _convex(config: Config, problem: Problem, task: Task, note: str) -> Problem:
+def _convex(config: Config, problem: Problem, task: tasks.Task, note: str) -> Problem:
     """With the convex task, started from zero."""
     settings, x = not_none(config.convexify), jnp.zeros(task.size, problem.x.dtype)
     return with_own_parts(config, replace(problem, task=task, l2=settings.l2, x=x, notes=(*problem.notes, note)))

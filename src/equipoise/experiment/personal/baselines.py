@@ -21,8 +21,7 @@ from equipoise._jax import compiled
 from equipoise.data.shards import ClientData, Shards, client_shapes
 from equipoise.experiment.personal.paths import FOLDS, Parts, fold, path
 from equipoise.protocol import Vector, tree_where
-from equipoise.tasks import Task
-from equipoise.tasks.task import Scalar
+from equipoise.tasks.task import Scalar, Task
 
 FEWEST = 2 * FOLDS  # rows, below which there are no folds
 ROOM = 1024  # rows, up to which all owners are padded alike

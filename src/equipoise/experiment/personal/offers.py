@@ -19,8 +19,7 @@ from equipoise.data.shards import ClientData, Shards
 from equipoise.experiment.personal.baselines import FEWEST, OwnFit, of_each_owner
 from equipoise.experiment.personal.paths import FOLDS, Parts, fold, path
 from equipoise.protocol import Vector
-from equipoise.tasks import Task
-from equipoise.tasks.task import Scalar
+from equipoise.tasks.task import Scalar, Task
 
 PULLS = (1.0, 0.3, 0.1, 0.03, 0.01)  # from the nearest model on
 ERRORS = 2  # standard errors of the folds, by which an owner's own model has to be better than the shared one

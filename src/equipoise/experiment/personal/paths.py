@@ -18,9 +18,8 @@ from equipoise.errors import not_none
 from equipoise.experiment.personal import linear
 from equipoise.experiment.personal.fits import least_loss
 from equipoise.protocol import Vector
-from equipoise.tasks import Task
 from equipoise.tasks.own import base_rate, ridge_of
-from equipoise.tasks.task import Scalar
+from equipoise.tasks.task import Scalar, Task
 
 FOLDS = 5
 
