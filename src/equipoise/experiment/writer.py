@@ -198,6 +198,8 @@ class RunWriter:
     def write(self, x: Vector, lam: ArrayLike | None, **counts: Any) -> None:
         # Only weights of the run's own objective certify anything about it.
         evaluation = self.evaluate(x, lam if self.algorithm.dual is not None else None)
+        with np.errstate(over="ignore"):  # a run that diverges says so in its result
+            distance = None if self.saddle is None else float(np.sum((np.asarray(x, np.float64) - self.saddle) ** 2))
         row = records.Row(
             **counts,
             validation=self._validate(x, counts["round"]),
@@ -206,7 +208,7 @@ class RunWriter:
             lam=None if lam is None else floats(lam),
             objective=float(evaluation.objective),
             gap=float(evaluation.gap),
-            distance=None if self.saddle is None else _distance(x, self.saddle),
+            distance=distance,
         )
         wanted, size = self.config.run.until_gap, abs((row.objective or 0) + self.base)
         if wanted is not None and row.gap is not None and row.gap <= wanted * size:
@@ -245,8 +247,3 @@ def weights_of(algorithm: Algorithm, dtype: DTypeLike) -> Callable[[Any], Any]:
 @cached_program
 def _weights(structure: PyTreeDef) -> Callable:
     return compiled(lambda numbers, server: structure.unflatten(numbers).weights(server))
-
-
-def _distance(x: ArrayLike, y: np.ndarray) -> float:
-    with np.errstate(over="ignore"):  # a run that diverges says so in its result
-        return float(np.sum((np.asarray(x, np.float64) - y) ** 2))
