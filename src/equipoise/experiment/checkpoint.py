@@ -37,7 +37,7 @@ class Header(JsonRecord):
     compile_seconds: float
     history: Written
     origin: Origin
-    more: dict[str, Any] = Field({})
+    more: dict[str, object] = Field({})
     best: tuple[int, float | None] | None = None  # round and value; the model is among the arrays
 
 
@@ -54,7 +54,7 @@ class Saved(NamedTuple):
 
     result: Result
     history: Written
-    more: dict[str, Any]  # what else was saved with it
+    more: dict[str, object]  # what else was saved with it
     best: Best | None
 
 
@@ -63,7 +63,7 @@ def save(
     result: Result,
     history: Written,
     origin: Origin,
-    more: dict[str, Any] | None = None,
+    more: dict[str, object] | None = None,
     best: Best | None = None,
 ) -> None:
     """All of `result` but its history, bit for bit; and what else belongs to it, as JSON can hold it."""

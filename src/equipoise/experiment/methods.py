@@ -62,7 +62,7 @@ def _dual_of_losses(config: Config, n: int) -> Dual:
     return psi if cap is None else objectives.cap_weights(psi, cap)
 
 
-def training_rows(config: Config, problem: Problem, train: ClientData) -> Any:
+def training_rows(config: Config, problem: Problem, train: ClientData) -> ClientData:
     """The rows that a method is given, with the owners' baselines where it looks at gains and they alone know them."""
     base, train = baselines_of(config, problem), problem.in_metric(train)
     if base is None or not algorithms.named(config.algorithm.name).weighs_itself:

@@ -117,7 +117,7 @@ class Problem:
         return train if test is None else test
 
     @property
-    def judged(self) -> Any:
+    def judged(self) -> ClientData:
         """The same, with the rows that parts of the owners' own are fitted to."""
         return self.with_rows(self.compiled_for, self.scored)
 
@@ -146,11 +146,11 @@ class Problem:
         """`task`, in the metric where there is one."""
         return self.task if self.conditioning is None else self.conditioning.task
 
-    def in_metric(self, rows: ClientData) -> Any:
+    def in_metric(self, rows: ClientData) -> ClientData:
         """Rows of all clients, for `trained_task`."""
         return rows if self.conditioning is None else WithMetric(rows, self.conditioning.metric)
 
-    def shard_in_metric(self, shard: Data) -> Any:
+    def shard_in_metric(self, shard: Data) -> Data:
         """One client's rows, for `trained_task`."""
         return shard if self.conditioning is None else ShardInMetric(shard, self.conditioning.metric)
 

@@ -161,7 +161,7 @@ class RunWriter:
         counts = {"asked": nobody, "answered": nobody, "bytes_down": self.sent.down, "bytes_up": self.sent.up}
         self.write(self.problem.x, None, round=0, seconds=0.0, broken=0, **counts)
 
-    def save(self, result: Result, more: dict[str, Any] | None = None) -> None:
+    def save(self, result: Result, more: dict[str, object] | None = None) -> None:
         """A checkpoint; what it counts on is on the disk before."""
         files.sync(self.folder / records.HISTORY)
         written = checkpoint.Written(length=self.written, digest=self.digest.hexdigest())
