@@ -90,7 +90,7 @@ def save(
     encoding: Encoding | None = None,
     *,
     loss: str = "",
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
     own: OwnPart | None = None,
 ) -> None:
     """Writes the file whole or not at all. `params` may be the flat vector that algorithms work on.
@@ -98,14 +98,11 @@ def save(
     `metadata` is anything JSON can hold: the algorithm, the rounds, the silos' results.
     """
     path = Path(path)
-    require(
-        isinstance(model, Model),
-        f"the model is a {type(model).__name__}; give one of equipoise.models, such as eq.models.linear(3, 1), which "
-        "the file names so that it can be built again",
-    )
+    wrong = f"the model is a {type(model).__name__}; give one of equipoise.models, such as eq.models.linear(3, 1)"
+    require(isinstance(model, Model), f"{wrong}, which the file names so that it can be built again")
     if encoding is not None:
         _check_fit(model, encoding)
-    header: dict[str, Any] = {"version": 1 if own is None else 2}  # who knows 1 only would leave the own part out
+    header: dict[str, object] = {"version": 1 if own is None else 2}  # who knows 1 only would leave the own part out
     header["model"] = {"name": model.name, "arguments": dict(model.arguments)}
     header["encoding"] = None if encoding is None else json.loads(encoding.to_json())
     header |= {"loss": loss, "metadata": dict(metadata or {})} | ({} if own is None else {"own": list(own.inputs)})
@@ -146,10 +143,8 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
     for name, want in _named(like).items():
         have = weights[name].shape if name in weights else "nothing"
         require(have == want.shape, f"{path.name} has {have} for the weights {name!r}; the model needs {want.shape}")
-        require(
-            weights[name].dtype.kind == "f" and np.isfinite(weights[name]).all(),
-            f"the weights {name!r} of {path.name} hold what is not a finite number; it is damaged, or its run diverged",
-        )
+        wrong = f"the weights {name!r} of {path.name} hold what is not a finite number; it is damaged"
+        require(weights[name].dtype.kind == "f" and np.isfinite(weights[name]).all(), f"{wrong}, or its run diverged")
     params = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(weights[name]) for name in _named(like)])
     return Artifact(params, model, fitted, loss, metadata, own)
 
@@ -175,7 +170,7 @@ def predict(
     return saved.predict(silos.scan(file, label=label, separator=separator), file=Path(file).name)
 
 
-def _named(tree: Params) -> dict[str, Any]:
+def _named(tree: Params) -> dict[str, jax.Array | np.ndarray]:
     return {name.lstrip("."): leaf for name, leaf in tensors.named(tree)}
 
 
@@ -195,11 +190,8 @@ def _check_fit(model: Model, encoding: Encoding) -> None:
         return  # the model may want integers
     try:
         inputs = jax.ShapeDtypeStruct((1, *encoding.shape), jnp.zeros(()).dtype)
-        given: Any = jax.eval_shape(model.apply, model.shapes, inputs).shape
+        given: object = jax.eval_shape(model.apply, model.shapes, inputs).shape
     except (TypeError, ValueError):
         given = "none"
-    require(
-        given == (1, encoding.outputs),
-        f"the encoding makes {encoding.shape[0]} inputs and needs {encoding.outputs} outputs per row; "
-        f"the model {model.name!r} does not fit that",
-    )
+    wrong = f"the encoding makes {encoding.shape[0]} inputs and needs {encoding.outputs} outputs per row"
+    require(given == (1, encoding.outputs), f"{wrong}; the model {model.name!r} does not fit that")

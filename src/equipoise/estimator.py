@@ -109,7 +109,8 @@ def fit(
         silos = Path(place) / "silos"
         silos.mkdir()
         owners = tuple(map(str, given))
-        for file, name, table in zip(_file_names(owners), owners, given.values(), strict=True):
+        files = _file_names(owners)
+        for file, name, table in zip(files, owners, given.values(), strict=True):
             _with_label(name, table, label).write_parquet(silos / f"{file}.parquet")
         mine = {key: dict(value) if isinstance(value, Mapping) else value for key, value in (settings or {}).items()}
         data = mine.get("data", {})
@@ -121,14 +122,14 @@ def fit(
             done = train(mine, folder)
         except InputError as error:  # nobody gave files
             sentence = str(error)
-            for file, name in zip(_file_names(owners), owners, strict=True):
+            for file, name in zip(files, owners, strict=True):
                 sentence = sentence.replace(f"{file}.parquet", name)
             raise InputError(sentence) from None
         finite = (folder / records.MODEL).is_file()
         require(finite, "the training did not end in a finite model; its step sizes are too large")
         there = any((folder / name).is_file() for name in (records.OWN_PARTS, records.OWN_MODELS))
-        files = zip(owners, _file_names(owners), strict=True)
-        own = {owner: personal.own_model(folder, file) for owner, file in files} if there else {}
+        pairs = zip(owners, files, strict=True)
+        own = {owner: personal.own_model(folder, file) for owner, file in pairs} if there else {}
         return Fitted(artifact.load(folder / records.MODEL), done, owners, own)
 
 
@@ -169,10 +170,8 @@ def _frame(table: Table, what: str) -> "pl.DataFrame":
     """Anything that a table may be given as, as polars has it; `what` is what messages call it."""
     import polars as pl
 
-    if isinstance(table, pl.DataFrame):
-        return table
-    if isinstance(table, pl.LazyFrame):
-        return table.collect()
+    if isinstance(table, pl.DataFrame | pl.LazyFrame):
+        return table.lazy().collect()
     if isinstance(table, Mapping):
         columns = [_series(str(name), table[name], what) for name in table]
     elif hasattr(table, "columns") and hasattr(table, "dtypes"):  # pandas', without its Arrow bridge
@@ -201,13 +200,12 @@ def _series(name: str, column: object, what: str) -> "pl.Series":
             return pl.Series(name, values)
         missing = np.asarray(column.isna()) if hasattr(column, "isna") else np.zeros(len(values), bool)
         cells = values.tolist() if isinstance(values, np.ndarray) else values
-        gone = [
-            lost or value is None or (isinstance(value, float) and value != value)
-            for value, lost in zip(cells, missing, strict=True)
-        ]
-        kinds = {type(value) for value, lost in zip(cells, gone, strict=True) if not lost}
-        as_kind = float if kinds == {int, float} else lambda value: value
-        made = pl.Series(name, [None if lost else as_kind(v) for v, lost in zip(cells, gone, strict=True)])
+        nan = [isinstance(value, float) and value != value for value in cells]
+        cells = [None if any(lost) else value for value, *lost in zip(cells, missing, nan, strict=True)]
+        kinds = {type(value) for value in cells if value is not None}
+        if kinds == {int, float}:
+            cells = [None if value is None else float(value) for value in cells]
+        made = pl.Series(name, cells)
         if made.dtype == pl.Object:
             raise TypeError(f"a {min(kind.__name__ for kind in kinds)}")
         return made

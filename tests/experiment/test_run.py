@@ -156,10 +156,10 @@ def in_a_process(file, folder, kills):
 
 def test_a_short_run_needs_no_checkpoint_and_its_history_is_on_the_disk_before_its_result(tmp_path, monkeypatch):
     tiny.use(monkeypatch)
-    wrote, sync, write_result = [], files.sync, run.write_result
+    wrote, sync, write_result = [], files.sync, run.results.write_result
     monkeypatch.setattr("equipoise.experiment.checkpoint.save", lambda *args: wrote.append("checkpoint"))
     monkeypatch.setattr(files, "sync", lambda path: wrote.append(path.name) or sync(path))
-    monkeypatch.setattr(run, "write_result", lambda *a, **o: wrote.append("result") or write_result(*a, **o))
+    monkeypatch.setattr(run.results, "write_result", lambda *a, **o: wrote.append("result") or write_result(*a, **o))
     given = tiny.settings(tiny.silos(tmp_path / "silos"), run={"checkpoint_seconds": 3600})
     assert run.run(config.parse(given), tmp_path / "run").outcome is not None
     assert wrote == ["history.jsonl", "result"]

@@ -10,7 +10,7 @@ from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
 from equipoise.evaluation.exchange import scored_rows
-from equipoise.experiment import batch, choice, methods, problems, records, run, writer
+from equipoise.experiment import batch, choice, methods, problems, records, results, run, writer
 from equipoise.experiment.chosen import convexified, settle
 from equipoise.experiment.personal import alone, offers, own_parts
 from equipoise.experiment.personal.baselines import OwnFit
@@ -102,13 +102,13 @@ def of_rows(task, x, data, score):
     return np.full(int(np.sum(scored_rows(task, data).sizes)), 0.5)
 
 
-def parts(problem, train):
-    own = problem.plain_task.own
+def parts(problem):
+    own, train = problem.plain_task.own, problem.train
     return np.zeros((train.n, *jax.eval_shape(own.fit, problem.x, train.client(0)).shape))
 
 
 def use(monkeypatch):
-    def evaluator(config, problem, train, scorer):
+    def evaluator(config, problem):
         def evaluate(x, lam):
             found = in_units(problem, table(x, problem.n))
             return writer.Evaluation(found.scores["loss"], float(found.scores["loss"].max()), 0.5, found)
@@ -129,11 +129,11 @@ def use(monkeypatch):
     monkeypatch.setattr(offers, "best_of_each", best_of_each)
     monkeypatch.setattr(settle, "choose", choose)
     monkeypatch.setattr(convexified, "may_pay", lambda *_: False)
-    monkeypatch.setattr(own_parts, "made", lambda problem, x, train, seed: (p := parts(problem, train), p[0]))
-    monkeypatch.setattr(own_parts, "of_models", lambda problem, models, train: parts(problem, train))
+    monkeypatch.setattr(own_parts, "made", lambda problem, x, seed: (p := parts(problem), p[0]))
+    monkeypatch.setattr(own_parts, "of_models", lambda problem, models: parts(problem))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
     monkeypatch.setattr(methods, "wire_of_rows", crossing)
-    for module in (batch, run):
+    for module in (batch, results):
         monkeypatch.setattr(module, "git_commit", lambda: None)
 
 

@@ -17,8 +17,6 @@ import numpy as np
 from equipoise import extensions
 from equipoise.algorithms.record import Record
 from equipoise.bench import entries, federations
-from equipoise.bench.entries import Outputs
-from equipoise.bench.federations import Split
 from equipoise.bench.methods import METHODS, Method
 from equipoise.bench.run import fitted_outputs, run_outputs
 from equipoise.errors import one_of, require
@@ -51,10 +49,8 @@ def check(name: str, method: Method, federation: str) -> None:
     split, outputs = shuffled(name, method, federation)
     level = tuple(np.broadcast_to(out.mean(0), out.shape) for out in outputs)
     loss, level_loss = (np.concatenate(entries.losses_of(made, split)).mean() for made in (outputs, level))
-    share, rows = (
-        float(1 - loss / level_loss),
-        sum(map(len, split.federation.labels)),
-    )  # of what owners' means leave open
+    share = float(1 - loss / level_loss)  # of what owners' means leave open
+    rows = sum(map(len, split.federation.labels))
     require(
         share < MOST + BY_CHANCE / math.sqrt(rows),
         f"'{name}' predicts held-out labels of {federation} although it was given shuffled ones (it explains "
@@ -62,7 +58,7 @@ def check(name: str, method: Method, federation: str) -> None:
     )
 
 
-def shuffled(name: str, method: Method, federation: str) -> tuple[Split, Outputs]:
+def shuffled(name: str, method: Method, federation: str) -> tuple[federations.Split, entries.Outputs]:
     """What the method says of the held-out rows of split 0, when the labels of its training rows are shuffled."""
     problem = federations.problem_of(federation, 0)
     order = np.random.default_rng(0).permutation(len(problem.train.labels))

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from equipoise.bench import outside
 from equipoise.bench.federations import Federation
-from equipoise.bench.outside import Predict
 from equipoise.experiment.choice import ROUNDS, left_open
 
 Kind = Literal["method", "setting", "bound", "entered"]
@@ -24,7 +23,7 @@ class Method(NamedTuple):
     about: str
     kind: Kind  # setting: `fixed` with one setting changed, which decides on that default
     settings: Mapping[str, Any] | None = None  # of a run
-    fit: Callable[[Federation], Predict] | None = None  # or a model
+    fit: Callable[[Federation], outside.Predict] | None = None  # or a model
     code: str = ""  # a digest of the file, of one that is entered
 
 

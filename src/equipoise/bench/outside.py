@@ -4,7 +4,7 @@ Each function takes a `Federation` and returns a function (owner's number, input
 numbers [rows] where a number is predicted. A method from outside the library enters in the same form.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,12 +88,7 @@ def pooled_linear(federation: Federation) -> Predict:
     with needs("dev", "the models of scikit-learn"):
         from sklearn.linear_model import LogisticRegression, Ridge
     model = LogisticRegression(C=1.0, max_iter=2000) if federation.classes else Ridge(alpha=1.0)
-
-    def with_owner(owner: int, inputs: np.ndarray) -> np.ndarray:
-        return np.concatenate([inputs, np.repeat(np.eye(n)[[owner]], len(inputs), axis=0)], axis=1)
-
-    n = len(federation.owners)
-    return _pooled(model, federation, with_owner)
+    return _pooled(model, federation, list(np.eye(len(federation.owners))))
 
 
 def pooled_boosting(federation: Federation) -> Predict:
@@ -103,21 +98,17 @@ def pooled_boosting(federation: Federation) -> Predict:
     """
     k = len(federation.classes)
     rates = [_rates(y, k) if k else np.array([y.mean()]) for y in federation.labels]
-
-    def with_rate(owner: int, inputs: np.ndarray) -> np.ndarray:
-        return np.concatenate([inputs, np.tile(rates[owner], (len(inputs), 1))], axis=1)
-
-    return _pooled(_boosting(federation), federation, with_rate)
+    return _pooled(_boosting(federation), federation, rates)
 
 
 def boosting_alone(federation: Federation) -> Predict:
     """scikit-learn's gradient boosting, for each owner on its own rows."""
     k = len(federation.classes)
     rates = [_rates(y, k) for y in federation.labels]
-    models = []
-    for x, y in zip(federation.inputs, federation.labels, strict=True):
-        one = bool(k) and len(np.unique(y)) < 2  # of which scikit-learn makes no model
-        models.append(None if one else _boosting(federation).fit(x, y))
+    models = [
+        None if k and len(np.unique(y)) < 2 else _boosting(federation).fit(x, y)  # scikit-learn makes none of one class
+        for x, y in zip(federation.inputs, federation.labels, strict=True)
+    ]
     return lambda owner, inputs: _predicted(models[owner], inputs, k, rates[owner])
 
 
@@ -128,8 +119,12 @@ def _boosting(federation: Federation) -> Any:
     return kind(max_iter=60, learning_rate=0.1, early_stopping=False, random_state=0)
 
 
-def _pooled(model: Any, federation: Federation, seen: Predict) -> Predict:
-    """`seen` is what the model sees of an owner's inputs."""
+def _pooled(model: Any, federation: Federation, of_owners: Sequence[np.ndarray]) -> Predict:
+    """`of_owners` is what the model sees of whose a row is, beside its inputs."""
+
+    def seen(owner: int, inputs: np.ndarray) -> np.ndarray:
+        return np.concatenate([inputs, np.tile(of_owners[owner], (len(inputs), 1))], axis=1)
+
     every = np.concatenate([seen(i, x) for i, x in enumerate(federation.inputs)])
     model.fit(every, np.concatenate(federation.labels))
     return lambda owner, inputs: _predicted(model, seen(owner, inputs), len(federation.classes))

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from equipoise.bench.federations import FEDERATIONS, available
 from equipoise.bench.methods import METHODS
-from equipoise.bench.standings import Against, OnFederation, Standings
+from equipoise.bench.standings import Against, Standings
 from equipoise.data.datasets import catalogue
 from equipoise.evaluation.intervals import Bounds
 from equipoise.files import write_whole
@@ -57,7 +57,6 @@ def show(standings: Standings, folder: Path) -> None:
 
 
 def print_list() -> None:
-    """Which federations and methods there are."""
     console, here = Console(), available()
     table = Table("federation", "what", "here")
     for name in FEDERATIONS:
@@ -93,15 +92,15 @@ def one(standings: Standings, federation: str) -> tuple[list[str], Rows]:
     """The methods on one federation, the best average first."""
     here = [m for m in standings.methods if (federation, m) in standings.on]
     here.sort(key=lambda m: -standings.on[federation, m].mean.estimate)
-    return list(ONE), [_row(method, standings.on[federation, method]) for method in here]
-
-
-def _row(method: str, on: OnFederation) -> list[str]:
-    numbers = [_percent(on.mean), _percent(on.worst), _percent(on.worst_gain, signed=True), _percent(on.losers, 0)]
-    calibration = "" if on.calibration is None else _percent(on.calibration)
-    costs = ((on.rounds, 0), (on.megabytes, 2), (on.seconds, 1))
-    written = ["" if v is None else f"{v:.{digits}f}" for v, digits in costs]
-    return [method, *numbers, _number(on.auroc, 3), calibration, *written]
+    rows = []
+    for method in here:
+        on = standings.on[federation, method]
+        numbers = [_percent(on.mean), _percent(on.worst), _percent(on.worst_gain, signed=True), _percent(on.losers, 0)]
+        calibration = "" if on.calibration is None else _percent(on.calibration)
+        costs = ((on.rounds, 0), (on.megabytes, 2), (on.seconds, 1))
+        written = ["" if v is None else f"{v:.{digits}f}" for v, digits in costs]
+        rows.append([method, *numbers, _number(on.auroc, 3), calibration, *written])
+    return list(ONE), rows
 
 
 def _number(bounds: Bounds | None, digits: int) -> str:
@@ -120,7 +119,6 @@ def _percent(bounds: Bounds, digits: int = 1, signed: bool = False) -> str:
 
 
 def cards(standings: Standings) -> tuple[list[str], Rows]:
-    """What the federations are."""
     heads = ["federation", "what", "owners", "test rows of an owner", "base-rate loss of the owners, per row"]
     rows = []
     for name, entries in standings.federations.items():
@@ -200,7 +198,6 @@ svg{max-width:100%;height:auto}"""
 
 
 def page(standings: Standings) -> str:
-    """One page that holds everything."""
     drawing = Markup(picture(standings).split("?>\n", 1)[1])
     parts = [tag("h1", f"Methods on federations: {len(standings.methods)} on {len(standings.federations)}"), drawing]
     parts += [tag("p", WORDS), _html(*overall(standings)), tag("h2", "The federations"), _html(*cards(standings))]

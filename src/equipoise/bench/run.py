@@ -13,7 +13,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ def run(
     return [records.read_record(path, Entry) for path in paths if path.is_file()]
 
 
-def _side_by_side(workers: int, begin: Callable[[], None] | None, jobs: Sequence[tuple[Any, ...]]) -> None:
+def _side_by_side(workers: int, begin: Callable[[], None] | None, jobs: Sequence[tuple[object, ...]]) -> None:
     """A mistake, or Ctrl-C, ends what has not begun; what runs is waited for, or has saved where it was."""
     # JAX must not be forked, and a federation's programs, a gigabyte or two, are of no use to the next one.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), begin, max_tasks_per_child=1)
@@ -117,13 +117,12 @@ def _of_federation(
             problem = federations.problem_of(name, s)
             split = federations.split_of(name, problem)
             computed[s] = problem, split, _alone(folder, name, s, split)
-        # Ours in one go, as those of the same data share more than their programs; what is entered may fail by itself.
         labels = dict.fromkeys(job.method for job in missing if job.method != ALONE)
         for label in (label for label in labels if methods[label].fit is not None):
             watch(name, label)
             jobs = [job for job in missing if job.method == label]
-            fits = [_fit(job, methods[label], *computed[job.split][1:])[0] for job in jobs]
-            _enter(folder, fits, methods, check)
+            _enter(folder, [_fit(job, methods[label], *computed[job.split][1:])[0] for job in jobs], methods, check)
+        # Ours in one go, as those of the same data share more than their programs; what is entered may fail by itself.
         trained = [label for label in labels if methods[label].settings is not None]
         ours = [label for label in trained if methods[label].kind != "entered"]
         for part in [ours, *([label] for label in trained if label not in ours)]:
@@ -215,24 +214,17 @@ def _trained(
         label = FIXED if parsed == _parsed(usual, METHODS[FIXED]) else job.method
         places.append(f"{folders.name(label)}-{source_of(job, methods[job.method])}/split-{job.split}")
         planned.setdefault(places[-1], plan.PlannedRun(label, places[-1], parsed, {}, {}, job.split))
-    announced: set[str] = set()
-
-    def announce(run: plan.PlannedRun, *_: Any) -> None:
-        if run.label not in announced:
-            announced.add(run.label)
-            watch(name, run.label)
-
-    done = plan.run_all(list(planned.values()), folder / RUNS / folders.name(name), watch=announce)
+    announce = cache(lambda label: watch(name, label))  # at the first of its rows
+    runs_folder = folder / RUNS / folders.name(name)
+    done = plan.run_all(list(planned.values()), runs_folder, watch=lambda run, *_: announce(run.label))
     runs = dict(zip(planned, done, strict=True))
     made = []
     for job, place in zip(jobs, places, strict=True):
-        run, (_, split, alone) = runs[place], computed[job.split]
-        outputs = run_outputs(run, planned[place].config, job.method, split)
-        row = run.final
+        run, parsed, (_, split, alone) = runs[place], planned[place].config, computed[job.split]
+        outputs, row = run_outputs(run, parsed, job.method, split), run.final
         took = 0.0 if run.outcome is None else run.outcome.seconds + run.outcome.compile_seconds
         more = {"rounds": row.round, "megabytes": (row.bytes_down + row.bytes_up) / 1e6, "seconds": took}
-        settings = planned[place].config.toml()
-        made.append(_entry(job, methods[job.method], outputs, split, alone, settings=settings, **more))
+        made.append(_entry(job, methods[job.method], outputs, split, alone, settings=parsed.toml(), **more))
     return made
 
 

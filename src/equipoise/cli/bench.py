@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from equipoise.cli.plainly import say
 
@@ -13,23 +13,23 @@ WORKERS = 8  # at most, unless told: each takes one or two gigabytes
 
 
 def bench(
-    federation: Annotated[Several, typer.Option("--federation", "-f", help="Only this one; repeatable.")] = None,
+    federation: Annotated[Several, Option("--federation", "-f", help="Only this one; repeatable.")] = None,
     method: Annotated[
-        Several, typer.Option("--method", "-m", help="Only this one, or module:name, a method of your own; repeatable.")
+        Several, Option("--method", "-m", help="Only this one, or module:name, a method of your own; repeatable.")
     ] = None,
-    splits: Annotated[int, typer.Option(min=1, help="How many times rows are held out anew.")] = 3,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")] = Path("runs/bench"),
+    splits: Annotated[int, Option(min=1, help="How many times rows are held out anew.")] = 3,
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write.")] = Path("runs/bench"),
     with_: Annotated[
-        list[Path] | None, typer.Option("--with", help="Results of others, shown beside; a folder each, repeatable.")
+        list[Path] | None, Option("--with", help="Results of others, shown beside; a folder each, repeatable.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Only show which federations and methods there are.")] = False,
+    list_: Annotated[bool, Option("--list", help="Only show which federations and methods there are.")] = False,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="How many federations to run at a time; default: as many as there are cores."),
+        Option(min=1, help="How many federations to run at a time; default: as many as there are cores."),
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is there.")] = False,
+    show: Annotated[bool, Option("--show", help="Run nothing; show what is there.")] = False,
     against: Annotated[
-        str | None, typer.Option(help="The method that all are compared with; default: fixed, where it is.")
+        str | None, Option(help="The method that all are compared with; default: fixed, where it is.")
     ] = None,
 ) -> None:
     """Compare methods over federations whose owners exist. A method of your own enters with one file.

@@ -1,13 +1,15 @@
 """`equipoise data`: what there is, where it was found, and what a division among clients looks like."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
+from equipoise import experiment
 from equipoise.cli.plainly import Commands, busy, say
 from equipoise.errors import require
 from equipoise.files import check_own, write_whole
@@ -15,17 +17,16 @@ from equipoise.files import check_own, write_whole
 if TYPE_CHECKING:
     from equipoise.data.dataset import Dataset
     from equipoise.data.partition import Summary
-    from equipoise.experiment.config import Config
 
 data_app = Commands(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="A name from `list`, a file of features, or a folder with a file per silo.")]
-Folder = Annotated[Path | None, typer.Option("--data-dir", envvar="EQUIPOISE_DATA", help="Where data sets lie.")]
-Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing, if its checksum is known.")]
+Name = Annotated[str, Argument(help="A name from `list`, a file of features, or a folder with a file per silo.")]
+Folder = Annotated[Path | None, Option("--data-dir", envvar="EQUIPOISE_DATA", help="Where data sets lie.")]
+Download = Annotated[bool, Option("--download", help="Fetch what is missing, if its checksum is known.")]
 Options = Annotated[
-    list[str] | None, typer.Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable.")
+    list[str] | None, Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable.")
 ]
-Label = Annotated[str, typer.Option(help="The label column of a silo folder.")]
+Label = Annotated[str, Option(help="The label column of a silo folder.")]
 How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quantity", "natural"]
 
 
@@ -37,15 +38,14 @@ def list_(data_dir: Folder = None) -> None:
     """
     from equipoise.data.datasets import catalogue
 
-    places = {}
+    every = catalogue.CATALOGUE.items()
+    places = {name: catalogue.where(name, data_dir) if entry.files else "inside Equipoise" for name, entry in every}
     table = Table("name", "what", "licence", "found")
-    for name, entry in catalogue.CATALOGUE.items():
-        places[name] = catalogue.where(name, data_dir) if entry.files else "inside Equipoise"
+    for name, entry in every:
         table.add_row(name, entry.what, entry.licence, "yes" if places[name] else "no")
     Console().print(table)
-    for name, place in places.items():
-        if place:
-            say(f"{name}: {place}")
+    for name in filter(places.get, places):
+        say(f"{name}: {places[name]}")
 
 
 @data_app.command()
@@ -58,27 +58,24 @@ def info(
     """
     table = Table(show_header=False)
     with busy(f"reading {name}"):
-        about = facts(name, data_dir, download, _parsed(option), label)
-    for row in about:
-        table.add_row(*map(escape, row))
+        for row in facts(name, data_dir, download, _parsed(option), label):
+            table.add_row(*map(escape, row))
     Console().print(table)
 
 
 @data_app.command("partition")
 def partition_(
     name: Name,
-    clients: Annotated[int | None, typer.Option("--clients", "-n", help="Number of clients.")] = None,
-    how: Annotated[How, typer.Option(help="The way to divide; natural: the set's own owners.")] = "dirichlet",
-    alpha: Annotated[float | None, typer.Option(help="Of dirichlet and quantity: small is uneven.")] = None,
-    similarity: Annotated[float | None, typer.Option(help="Share of iid samples, for similarity.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Classes per client, for k-classes.")] = None,
-    min_size: Annotated[int | None, typer.Option(help="Fewest samples of a client.")] = None,
-    thin: Annotated[
-        bool, typer.Option("--thin", help="30% of the clients lose 70% of their training samples.")
-    ] = False,
+    clients: Annotated[int | None, Option("--clients", "-n", help="Number of clients.")] = None,
+    how: Annotated[How, Option(help="The way to divide; natural: the set's own owners.")] = "dirichlet",
+    alpha: Annotated[float | None, Option(help="Of dirichlet and quantity: small is uneven.")] = None,
+    similarity: Annotated[float | None, Option(help="Share of iid samples, for similarity.")] = None,
+    classes: Annotated[int | None, Option(help="Classes per client, for k-classes.")] = None,
+    min_size: Annotated[int | None, Option(help="Fewest samples of a client.")] = None,
+    thin: Annotated[bool, Option("--thin", help="30% of the clients lose 70% of their training samples.")] = False,
     seed: int = 0,
-    rows: Annotated[int, typer.Option(help="Clients to show.")] = 50,
-    out: Annotated[Path | None, typer.Option(help="Write the heat-map to this .svg.")] = None,
+    rows: Annotated[int, Option(help="Clients to show.")] = 50,
+    out: Annotated[Path | None, Option(help="Write the heat-map to this .svg.")] = None,
     data_dir: Folder = None,
     download: Download = False,
     option: Options = None,
@@ -92,23 +89,21 @@ def partition_(
     """
     from equipoise.data import partition
     from equipoise.data.datasets import catalogue
-    from equipoise.experiment.config import parse
     from equipoise.report import pictures
 
     if out is not None:
-        require(
-            out.suffix.lower() == ".svg", f"{out} cannot be written: heat-maps are SVG; give a name that ends in .svg"
-        )
+        wrong = f"{out} cannot be written: heat-maps are SVG; give a name that ends in .svg"
+        require(out.suffix.lower() == ".svg", wrong)
         check_own(out, lambda content: pictures.HEATMAP_TITLE.encode() in content, "a heat-map that Equipoise drew")
     if Path(name).is_dir():
         with busy(f"reading {name}"):
             summary = _of_silos(name, label)[0]
     else:
-        division: dict[str, Any] = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha}
-        division |= {"similarity": similarity, "classes": classes, "min_size": min_size}
-        division |= {"thin": [0.3, 0.7] if thin else None}
+        division: dict[str, object] = {"kind": how.replace("-", "_"), "thin": [0.3, 0.7] if thin else None}
+        division |= {"clients": clients, "alpha": alpha, "similarity": similarity}
+        division |= {"classes": classes, "min_size": min_size}
         given = {name: value for name, value in division.items() if value is not None}
-        config = parse({"partition": given, "run": {"seed": seed}}, source="the options")
+        config = experiment.config.parse({"partition": given, "run": {"seed": seed}}, source="the options")
         with busy(f"dividing {name}"):
             dataset = catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option))
             summary = preview(config, dataset)
@@ -118,7 +113,7 @@ def partition_(
         say(f"heat-map written to {out}")
 
 
-def preview(config: "Config", dataset: "Dataset") -> "Summary":
+def preview(config: "experiment.config.Config", dataset: "Dataset") -> "Summary":
     """The training part of each client, as `equipoise run` divides them."""
     from equipoise.data import partition, pool
     from equipoise.experiment.problems import divide, division_seed
@@ -131,7 +126,7 @@ def preview(config: "Config", dataset: "Dataset") -> "Summary":
 
 
 def facts(
-    name: str, data_dir: Path | None, download: bool, options: dict[str, Any], label: str
+    name: str, data_dir: Path | None, download: bool, options: dict[str, str], label: str
 ) -> list[tuple[str, str]]:
     """(what, value) pairs about a data set that is there."""
     from equipoise.data.datasets import catalogue
@@ -178,8 +173,6 @@ def _by_owner(groups: Any, labels: Any, classes: tuple[str, ...], least: int = 2
 
 
 def _of_silos(folder: str, label: str) -> tuple["Summary", list[tuple[str, str]]]:
-    import warnings
-
     import numpy as np
 
     from equipoise.data import partition, silos
@@ -187,8 +180,7 @@ def _of_silos(folder: str, label: str) -> tuple["Summary", list[tuple[str, str]]
     with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # said below
         federation = silos.read(folder, label)
     sizes, labels = np.asarray(federation.train.sizes), np.asarray(federation.train.labels)
-    starts = np.cumsum(sizes) - sizes
-    parts = [np.arange(a, a + s) for a, s in zip(starts, sizes, strict=True)]
+    parts = [np.arange(a, a + s) for a, s in zip(np.cumsum(sizes) - sizes, sizes, strict=True)]
     rows = np.concatenate([row[:s] for row, s in zip(labels, sizes, strict=True)])
     facts = [
         ("task", federation.task),
@@ -204,9 +196,9 @@ def _few(names: tuple[str, ...], most: int = 10) -> str:
     return ", ".join(map(repr, names[:most])) + (", ..." if len(names) > most else "")
 
 
-def _parsed(options: list[str] | None) -> dict[str, Any]:
+def _parsed(options: list[str] | None) -> dict[str, str]:
     """by=race stride=1 -> {"by": "race", "stride": "1"}; the loader's own types say what a text means."""
-    out: dict[str, Any] = {}
+    out = {}
     for text in options or []:
         key, equals, value = text.partition("=")
         require(equals and key, f"the option is '{text}'; write it as name=value")

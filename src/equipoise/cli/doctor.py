@@ -28,20 +28,17 @@ def doctor() -> None:
 
     Example: equipoise doctor
     """
+    import equipoise
+
+    versions = {"equipoise": f"{equipoise.__version__} in {_short(Path(equipoise.__file__).parent)}"}
+    versions |= {"python": sys.version.split()[0]} | {name: _version(name) or "missing" for name in LIBRARIES}
     settings = {name: os.environ.get(name, "not set") for name in SETTINGS}
-    parts = {"versions": _versions(), "machine": _machine(), "devices": _devices(), "folders": _folders()}
+    parts = {"versions": versions, "machine": _machine(), "devices": _devices(), "folders": _folders()}
     for title, facts in (parts | {"extras": _extras(), "settings": settings}).items():
         say(title)
         width = max(map(len, facts), default=0)
         for name, fact in facts.items():
             say(f"  {name:<{width}}  {fact}")
-
-
-def _versions() -> dict[str, str]:
-    import equipoise
-
-    versions = {"equipoise": f"{equipoise.__version__} in {_short(Path(equipoise.__file__).parent)}"}
-    return versions | {"python": sys.version.split()[0]} | {name: _version(name) or "missing" for name in LIBRARIES}
 
 
 def _machine() -> dict[str, str]:

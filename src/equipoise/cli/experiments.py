@@ -1,14 +1,18 @@
 """From a configuration to a model: the commands that train."""
 
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
+from equipoise import experiment
 from equipoise._jax import keep_programs, use_all_cores
 from equipoise.cli.plainly import say
 from equipoise.cli.results import show
@@ -17,13 +21,13 @@ from equipoise.files import write_whole
 
 File = Annotated[
     Path | None,
-    typer.Argument(help="A TOML file (`equipoise config` prints one), or the name of a data set, such as exam."),
+    Argument(help="A TOML file (`equipoise config` prints one), or the name of a data set, such as exam."),
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
-Silos = Annotated[Path | None, typer.Option(help="Your own data: a folder with one .csv, .parquet or .npz per owner.")]
-Label = Annotated[str | None, typer.Option(help="The column to predict, with --silos.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write; default: below runs/.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left there.")]
+Set = Annotated[list[str] | None, Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
+Silos = Annotated[Path | None, Option(help="Your own data: a folder with one .csv, .parquet or .npz per owner.")]
+Label = Annotated[str | None, Option(help="The column to predict, with --silos.")]
+Out = Annotated[Path | None, Option("--out", "-o", help="The folder to write; default: below runs/.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what an earlier run left there.")]
 
 
 def run(
@@ -38,17 +42,12 @@ def run(
 
     Example: equipoise run --set run.rounds=20 --set objective.rho=0.05
     """
-    from equipoise.experiment import config as configs
-    from equipoise.experiment import plan
-    from equipoise.experiment import run as runs
-    from equipoise.experiment.choice import left_open
-
-    settings = left_open(_settings(file, silos, label, set_, chosen=True))
-    config = configs.parse(settings, source=_source(file))
-    plan.check_beside(settings, _source(file))
+    settings = experiment.choice.left_open(_settings(file, silos, label, set_, chosen=True))
+    config = experiment.config.parse(settings, source=_source(file))
+    experiment.plan.check_beside(settings, _source(file))
     folder = _folder(out, config.name)
-    with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
-        done = runs.run(config, folder, overwrite=overwrite, watch=watch(config.algorithm.name))
+    with _watched(folder, f"`equipoise resume {folder}` goes on") as tell:
+        done = experiment.run.run(config, folder, overwrite=overwrite, watch=partial(tell, config.algorithm.name))
     show([done], folder)
 
 
@@ -66,15 +65,13 @@ def compare(
 
     Example: equipoise compare exam --set run.rounds=100 --out runs/schools
     """
-    from equipoise.experiment import plan
-
     settings = _settings(file, silos, label, set_, default="compare.toml")
-    jobs = plan.compare(settings, source=_source(file))
-    plan.check_beside(settings, _source(file))
+    jobs = experiment.plan.compare(settings, source=_source(file))
+    experiment.plan.check_beside(settings, _source(file))
     folder = _folder(out, jobs[0].config.name, "compare")
-    with _progress() as watch, _stoppable(folder, "the same command goes on"):
-        seen = _by(lambda job: job.label, watch)
-        done = plan.run_all(jobs, folder, overwrite=overwrite, watch=seen, beside_alone=len(jobs) > 1)
+    with _watched(folder) as tell:
+        watch = _by("label", tell)
+        done = experiment.plan.run_all(jobs, folder, overwrite=overwrite, watch=watch, beside_alone=len(jobs) > 1)
     show(done, folder)
 
 
@@ -82,11 +79,11 @@ def path(
     file: File = None,
     rho: Annotated[
         list[float] | None,
-        typer.Option(help="A penalty of the path; repeatable. Default: 10, 3, 1, 0.3, 0.1, 0.03, 0.01."),
+        Option(help="A penalty of the path; repeatable. Default: 10, 3, 1, 0.3, 0.1, 0.03, 0.01."),
     ] = None,
     alpha: Annotated[
         list[float] | None,
-        typer.Option(help="Instead: shares of CVaR, from 1 (the average) to the worst share that counts; repeatable."),
+        Option(help="Instead: shares of CVaR, from 1 (the average) to the worst share that counts; repeatable."),
     ] = None,
     silos: Silos = None,
     label: Label = None,
@@ -101,17 +98,15 @@ def path(
 
     Example: equipoise path --rho 1 --rho 0.1 --rho 0.01 --out runs/path
     """
-    from equipoise.experiment import plan
-
     require(not (rho and alpha), "--rho and --alpha are of different objectives; give one of them")
     settings = _settings(file, silos, label, set_, default="path.toml")
     if alpha:
         settings["objective"] = {"name": "cvar"}
-    jobs = plan.path(settings, rho or alpha, source=_source(file))
-    plan.check_beside(settings, _source(file))
+    jobs = experiment.plan.path(settings, rho or alpha, source=_source(file))
+    experiment.plan.check_beside(settings, _source(file))
     folder = _folder(out, jobs[0].config.name, "path")
-    with _progress() as watch, _stoppable(folder, "the same command goes on"):
-        done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
+    with _watched(folder) as tell:
+        done = experiment.plan.run_path(jobs, folder, overwrite=overwrite, watch=_by("label", tell))
     show(done, folder)
 
 
@@ -129,22 +124,18 @@ def sweep(
 
     Example: equipoise sweep --set run.rounds=20 --set sweep.seeds=[0,1]
     """
-    from equipoise.experiment import plan
-
     settings = _settings(file, silos, label, set_, default="sweep.toml")
-    study = plan.sweep(settings, source=_source(file))
+    study = experiment.plan.sweep(settings, source=_source(file))
     _run_study(study, _folder(out, study.trials[0].config.name, "sweep"), overwrite)
 
 
-def resume(folder: Annotated[Path, typer.Argument(help="A run folder that was stopped.")]) -> None:
+def resume(folder: Annotated[Path, Argument(help="A run folder that was stopped.")]) -> None:
     """Resume a stopped run exactly where it left off.
 
     Example: equipoise resume runs/run
     """
-    from equipoise.experiment import run as runs
-
-    with _progress() as watch, _stoppable(folder, "the same command goes on"):
-        done = runs.resume(folder, watch=watch(folder.name))
+    with _watched(folder) as tell:
+        done = experiment.run.resume(folder, watch=partial(tell, folder.name))
     show([done], folder)
 
 
@@ -153,15 +144,12 @@ def config(file: File = None, set_: Set = None) -> None:
 
     Example: equipoise config > mine.toml
     """
-    from equipoise.experiment import plan
-    from equipoise.experiment.template import template
-
     if file is None and not set_:
-        typer.echo(template(), nl=False)
+        typer.echo(experiment.reading.template(), nl=False)
         return
     settings = _settings(file, None, None, set_)
-    jobs = plan.compare(settings, source=_source(file))
-    plan.sweep(settings, source=_source(file))  # checked, not shown: its runs may be many
+    jobs = experiment.plan.compare(settings, source=_source(file))
+    experiment.plan.sweep(settings, source=_source(file))  # checked, not shown: its runs may be many
     for job in jobs:
         if len(jobs) > 1:
             typer.echo(f"# {job.label}")
@@ -169,7 +157,7 @@ def config(file: File = None, set_: Set = None) -> None:
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="An experiment; without one, all are listed.")] = None,
+    name: Annotated[str | None, Argument(help="An experiment; without one, all are listed.")] = None,
     set_: Set = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -178,35 +166,30 @@ def reproduce(
 
     Example: equipoise reproduce
     """
-    from equipoise.experiment import library, plan
-
     if name is None:
-        Console().print(library.listing())
+        Console().print(experiment.library.listing())
         return
-    settings = library.settings(name, set_ or ())
-    study = plan.sweep(settings, source=name)
+    settings = experiment.library.settings(name, set_ or ())
+    study = experiment.plan.sweep(settings, source=name)
     _run_study(study, _folder(out, name), overwrite)
 
 
 def _folder(out: Path | None, name: str, command: str = "") -> Path:
     """Where a command writes unless told: one file or folder of silos can be compared, swept and run in turn."""
-    from equipoise.experiment import folders
-
-    return out or Path("runs") / (folders.name(name) + (f"-{command}" if command else ""))
+    return out or Path("runs") / (experiment.folders.name(name) + (f"-{command}" if command else ""))
 
 
-def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
-    from equipoise.experiment import plan
-    from equipoise.experiment.folders import PAGE, TABLE
+def _run_study(study: "experiment.plan.Study", folder: Path, overwrite: bool) -> None:
     from equipoise.report import html, sweeps
 
-    with _progress(len(study.trials)) as watch, _stoppable(folder, "the same command goes on"):
-        cells = plan.run_study(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
-    write_whole(folder / TABLE, sweeps.markdown(cells, study.sweep.show))
-    html.write([run for cell in cells for run in cell.runs[:1]], folder / PAGE)
+    with _watched(folder, jobs=len(study.trials)) as tell:
+        cells = experiment.plan.run_study(study, folder, overwrite=overwrite, watch=_by("place", tell))
+    table, page = folder / experiment.folders.TABLE, folder / experiment.folders.PAGE
+    write_whole(table, sweeps.markdown(cells, study.sweep.show))
+    html.write([run for cell in cells for run in cell.runs[:1]], page)
     Console().print(sweeps.table(cells, study.sweep.show))
-    say(f"table: {folder / TABLE}")
-    say(f"page:  {folder / PAGE}")
+    say(f"table: {table}")
+    say(f"page:  {page}")
 
 
 def _settings(
@@ -217,56 +200,50 @@ def _settings(
     default: str | None = None,
     chosen: bool = False,  # model and objective of a data set whose owners exist
 ) -> dict[str, Any]:
-    import tomllib
+    from equipoise.data.datasets.catalogue import CATALOGUE
 
-    from equipoise.experiment import reading
-
-    def defaults(name: str) -> dict[str, Any]:
-        return tomllib.loads((resources.files("equipoise.experiment") / "defaults" / name).read_text())
-
+    dataset = None if file is None or file.exists() else CATALOGUE.get(str(file))
     settings: dict[str, Any] = {}
-    dataset = None
-    if file is not None and not file.exists():
-        from equipoise.data.datasets.catalogue import CATALOGUE
-
-        dataset = CATALOGUE.get(str(file))
     if dataset is not None:
-        settings = defaults("digits.toml" if dataset.natural is None else "compare.toml")
+        settings = _defaults("digits.toml" if dataset.natural is None else "compare.toml")
         if chosen and dataset.natural is not None:
             settings |= {"model": {}, "objective": {}}
         settings["name"] = str(file)
         settings["data"] |= {"name": str(file), "options": dataset.natural or {}}
     elif file is not None:
-        settings = reading.read(file)
+        settings = experiment.reading.read(file)
     elif default is not None:
-        settings = defaults(default)
+        settings = _defaults(default)
+    data = settings.get("data", {})
     if silos is not None:
         require(silos.is_dir(), f"{silos} is not a folder; give the one that holds a file per owner")
         settings.pop("partition", None)
         if file is None:
             settings.get("model", {}).pop("l2", None)  # it suits the default data
-        given = settings.get("data", {})
-        require(isinstance(given, dict), f"{_source(file)}: data is not a table; give one, [data]")
-        settings["data"] = {**given, "silos": str(silos)}
+        require(isinstance(data, dict), f"{_source(file)}: data is not a table; give one, [data]")
+        data = settings["data"] = {**data, "silos": str(silos)}
         settings["name"] = silos.resolve().name
     if label is not None:
-        given = settings.get("data", {})
-        require(isinstance(given, dict) and "silos" in given, "--label is for silo files; give --silos too")
-        settings["data"]["label"] = label
-    return reading.override(settings, set_ or ())
+        require(isinstance(data, dict) and "silos" in data, "--label is for silo files; give --silos too")
+        data["label"] = label
+    return experiment.reading.override(settings, set_ or ())
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    return tomllib.loads((resources.files("equipoise.experiment") / "defaults" / name).read_text())
 
 
 def _source(file: Path | None) -> str:
     return "the configuration" if file is None else str(file)
 
 
-Watch = Callable[[int, int, Any], None]
+Tell = Callable[[str, int, int, Any], None]  # where a run stands: its label, rounds done, rounds in all, the last row
 
 
 @contextmanager
-def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
-    """A bar per run, with the average and the worst fifth so far."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _watched(folder: Path, then: str = "the same command goes on", jobs: int = 0) -> Iterator[Tell]:
+    """A bar per run, with the average and the worst fifth so far; Ctrl-C and a full disk say how to go on."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     use_all_cores()  # before anything starts JAX
     keep_programs()
@@ -282,58 +259,48 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
     console = Console(stderr=True)
     console.quiet = not console.is_terminal  # where no bar is shown, some versions of rich end it with an empty line
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=jobs > 8) as bar:
-        rows: dict[str, Any] = {}
+        rows: dict[str, TaskID] = {}
         waiting = bar.add_task("reading data", total=None, standing="and measuring step sizes")
 
-        def watch(label: str) -> Watch:
-            def update(done: int, total: int, row: object) -> None:
-                if bar.disable:  # no terminal
-                    return
-                # Between two runs the next one's step sizes are measured and its program is compiled.
-                visible, standing = done >= total, "measuring and compiling"
-                bar.reset(waiting, total=None, visible=visible, description="next", standing=standing)
-                if label not in rows:
-                    while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
-                        bar.remove_task(rows.pop(next(iter(rows))))
-                    rows[label] = bar.add_task(label, total=total, standing="")
-                # The first row is of the model before training; what follows it is compilation.
-                standing = _standing(row) if done else "compiling"
-                bar.update(rows[label], completed=done, total=total, standing=standing)
-
-            return update
+        def tell(label: str, done: int, total: int, row: "experiment.records.Row | None") -> None:
+            if bar.disable:  # no terminal
+                return
+            # Between two runs the next one's step sizes are measured and its program is compiled.
+            visible, standing = done >= total, "measuring and compiling"
+            bar.reset(waiting, total=None, visible=visible, description="next", standing=standing)
+            if label not in rows:
+                while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
+                    bar.remove_task(rows.pop(next(iter(rows))))
+                rows[label] = bar.add_task(label, total=total, standing="")
+            # The first row is of the model before training; what follows it is compilation.
+            standing = _standing(row) if done else "compiling"
+            bar.update(rows[label], completed=done, total=total, standing=standing)
 
         try:
-            with watched(lambda done, total: watch("each alone")(done, total, None)):
-                yield watch
+            with watched(lambda done, total: tell("each alone", done, total, None)):
+                yield tell
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"{str(stop) or 'stopped'}; {_begun(folder, then)}") from None
+        except FileError as error:
+            raise FileError(f"{error}; then {_begun(folder, then)}") from error
         finally:
             bar.update(waiting, visible=False)
 
 
-@contextmanager
-def _stoppable(folder: Path, then: str) -> Iterator[None]:
-    """Ctrl-C and a full disk say how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"{str(stop) or 'stopped'}; {_begun(folder, then)}") from None
-    except FileError as error:
-        raise FileError(f"{error}; then {_begun(folder, then)}") from error
-
-
 def _begun(folder: Path, then: str) -> str:
-    from equipoise.experiment import records
 
-    single = (folder / records.CONFIG).is_file()
-    ours = (folder / records.MARKER).is_file()  # or it may be all of somebody's disk
-    several = ours and any((below / records.CONFIG).is_file() for below in folder.rglob("*"))
+    single = (folder / experiment.records.CONFIG).is_file()
+    ours = (folder / experiment.records.MARKER).is_file()  # or it may be all of somebody's disk
+    several = ours and any(folder.rglob(experiment.records.CONFIG))
     return then if single or several else "nothing was begun"
 
 
-def _by(name: Callable[[Any], str], watch: Callable[[str], Watch]) -> Any:
-    return lambda job, done, total, row: watch(name(job))(done, total, row)
+def _by(name: str, tell: Tell) -> Callable[..., None]:
+    """Of a plan's runs, each called by its label or its place."""
+    return lambda job, *now: tell(getattr(job, name), *now)
 
 
-def _standing(row: Any) -> str:
+def _standing(row: "experiment.records.Row | None") -> str:
     """The average and the worst fifth of the score that says most; nothing of models that are scored at the end."""
     if row is None:
         return ""

@@ -6,15 +6,18 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
-from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
+from equipoise import experiment
+from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos, _folder, _settings, _source
 from equipoise.cli.plainly import Commands, say
+from equipoise.cli.results import show
 from equipoise.deploy.operations.launch import QUIET
-from equipoise.errors import InputError, printable, require
+from equipoise.errors import InputError, not_none, printable, require
 from equipoise.extensions import is_reference
 
 flower_app = Commands(
@@ -22,22 +25,22 @@ flower_app = Commands(
     help="Sites on machines of their own: train one model over all of them; rows never leave a site.",
     no_args_is_help=True,
 )
-Keys = Annotated[Path, typer.Option(help="Certificates and keys: `equipoise flower keys` makes some for trials.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No encryption, no authentication: on one machine only.")]
-Stock = Annotated[
-    bool, typer.Option("--stock", help="Flower's own programs only: a process for every message. Slower.")
-]
+Keys = Annotated[Path, Option(help="Certificates and keys: `equipoise flower keys` makes some for trials.")]
+Insecure = Annotated[bool, Option("--insecure", help="No encryption, no authentication: on one machine only.")]
+Stock = Annotated[bool, Option("--stock", help="Flower's own programs only: a process for every message. Slower.")]
 Page = Annotated[
-    int, typer.Option(min=-1, max=65535, help="The port of the live page, on this machine only; 0: any, -1: no page.")
+    int, Option(min=-1, max=65535, help="The port of the live page, on this machine only; 0: any, -1: no page.")
 ]
+Names = list[str] | None
+RUNS = Path("runs")
 Torch = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="module:function(name, file) that gives (module, loss, loader[, held_out]), for runs with model.name = "
         "'torch'."
     ),
 ]
-State = Annotated[Path, typer.Option(help="Where Flower's settings, logs and the app are kept.")]
+State = Annotated[Path, Option(help="Where Flower's settings, logs and the app are kept.")]
 
 
 def _need_flower() -> None:
@@ -51,7 +54,7 @@ def _ended_in_order() -> Iterator[None]:
     """A request to end is as good as Ctrl-C: what was started is ended too."""
     _need_flower()
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
@@ -64,16 +67,14 @@ def _ended_in_order() -> Iterator[None]:
 
 @flower_app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="The folder of the keys.")],
-    sites: Annotated[str, typer.Option(help="Names to make keys for, such as north,south.")] = "",
-    host: Annotated[list[str] | None, typer.Option(help="A name or address of the server; repeatable.")] = None,
-    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 30,
-    add: Annotated[
-        list[str] | None, typer.Option(help="NAME=FILE.pub: the public key of a site that made its own; repeatable.")
-    ] = None,
-    revoke: Annotated[list[str] | None, typer.Option(help="NAME: its key is not taken any longer; repeatable.")] = None,
+    folder: Annotated[Path, Argument(help="The folder of the keys.")],
+    sites: Annotated[str, Option(help="Names to make keys for, such as north,south.")] = "",
+    host: Annotated[Names, Option(help="A name or address of the server; repeatable.")] = None,
+    days: Annotated[int, Option(help="How long the certificates are valid.")] = 30,
+    add: Annotated[Names, Option(help="NAME=FILE.pub: the public key of a site that made its own; repeatable.")] = None,
+    revoke: Annotated[Names, Option(help="NAME: its key is not taken any longer; repeatable.")] = None,
     rotate: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=FILE.pub: another key, made here or by the site; repeatable.")
+        Names, Option(help="NAME or NAME=FILE.pub: another key, made here or by the site; repeatable.")
     ] = None,
 ) -> None:
     """Say who may join under which name: make keys FOR TRIALS, register, replace or revoke the sites' own.
@@ -112,20 +113,18 @@ def keys(
 @flower_app.command()
 @_ended_in_order()
 def server(
-    file: Annotated[Path, typer.Argument(help="A TOML file with [federation]; see `equipoise config`.")],
+    file: Annotated[Path, Argument(help="A TOML file with [federation]; see `equipoise config`.")],
     keys: Keys = Path("keys"),
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    host: Annotated[str, Option(help="The address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     set_: Set = None,
     out: Out = None,
     overwrite: Overwrite = False,
     state: State = Path("flower-state"),
     client: Annotated[
-        str | None, typer.Option(help="module:app, a ClientApp around Equipoise's, installed at all sites.")
+        str | None, Option(help="module:app, a ClientApp around Equipoise's, installed at all sites.")
     ] = None,
-    without: Annotated[
-        list[str] | None, typer.Option(help="NAME: resume the run without this site; repeatable.")
-    ] = None,
+    without: Annotated[Names, Option(help="NAME: resume the run without this site; repeatable.")] = None,
     page: Page = 0,
     stock: Stock = False,
     insecure: Insecure = False,
@@ -136,13 +135,10 @@ def server(
 
     Example: equipoise flower server federation.toml --keys keys --host 0.0.0.0
     """
-    from equipoise.cli.experiments import _settings, _source
-    from equipoise.cli.results import show
     from equipoise.deploy import agreement
     from equipoise.deploy.operations import keys as made
     from equipoise.deploy.operations.commands import Server
     from equipoise.deploy.server.status import follower
-    from equipoise.experiment import config, records
 
     settings = _settings(file, None, None, set_)
     model = settings.get("model")
@@ -151,7 +147,7 @@ def server(
         f"{file}: model.torch names code that sites would have to run because a server says so; leave it out, and "
         "let each site name its own: equipoise flower site NAME --torch module:function",
     )
-    parsed = config.parse(settings, source=_source(file))
+    parsed = experiment.config.parse(settings, source=_source(file))
     agreement.check(parsed)
     trust = None if insecure else keys
     require(
@@ -162,28 +158,28 @@ def server(
     left = tuple(without or ())
     live = None if page < 0 else page
     Server(parsed, folder, say, state, trust, host, port, client, stock, live, left, follower(folder, say)).run()
-    show([records.read(folder)], folder)
+    show([experiment.records.read(folder)], folder)
 
 
 @flower_app.command()
 @_ended_in_order()
 def site(
-    name: Annotated[str, typer.Argument(help="The site's name.")],
+    name: Annotated[str, Argument(help="The site's name.")],
     data: Annotated[
-        Path | None, typer.Argument(help="Its own file: .csv, .parquet or .npz; of any kind with --torch.")
+        Path | None, Argument(help="Its own file: .csv, .parquet or .npz; of any kind with --torch.")
     ] = None,
-    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")] = "127.0.0.1:8000",
+    server: Annotated[str, Option(help="HOST:PORT of the server.")] = "127.0.0.1:8000",
     keys: Keys = Path("keys"),
-    key: Annotated[Path | None, typer.Option(help="The site's private key; default: KEYS/sites/NAME.")] = None,
+    key: Annotated[Path | None, Option(help="The site's private key; default: KEYS/sites/NAME.")] = None,
     loader: Annotated[
-        str | None, typer.Option(help="module:function that gives (inputs, labels) or a table, instead of a file.")
+        str | None, Option(help="module:function that gives (inputs, labels) or a table, instead of a file.")
     ] = None,
     torch: Torch = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the site keeps what it must not forget; default: flower-sites/NAME.")
+        Path | None, Option(help="Where the site keeps what it must not forget; default: flower-sites/NAME.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="What the site agrees to; default: site.toml in its folder, see `policy`.")
+        Path | None, Option(help="What the site agrees to; default: site.toml in its folder, see `policy`.")
     ] = None,
     stock: Stock = False,
     insecure: Insecure = False,
@@ -216,7 +212,7 @@ def site(
 @flower_app.command()
 @_ended_in_order()
 def local(
-    file: Annotated[Path, typer.Argument(help="A TOML file, as for `equipoise flower server`.")],
+    file: Annotated[Path, Argument(help="A TOML file, as for `equipoise flower server`.")],
     silos: Silos = None,
     label: Label = None,
     set_: Set = None,
@@ -225,7 +221,7 @@ def local(
     torch: Torch = None,
     state: State = Path("flower-local"),
     processes: Annotated[
-        int, typer.Option(min=1, help="Processes for the sites; with fewer than sites, several share one.")
+        int, Option(min=1, help="Processes for the sites; with fewer than sites, several share one.")
     ] = 8,
     page: Page = 0,
     stock: Stock = False,
@@ -236,15 +232,12 @@ def local(
 
     Example: equipoise flower local federation.toml --silos silos
     """
-    from equipoise.cli.experiments import _settings, _source
-    from equipoise.cli.results import show
     from equipoise.data.silos import silo_files
     from equipoise.deploy import agreement
     from equipoise.deploy.operations.commands import Server, run_local
     from equipoise.deploy.operations.processes import free_port
     from equipoise.deploy.server.status import follower
     from equipoise.deploy.site.run import read
-    from equipoise.experiment import config, records
 
     settings = _settings(file, None, None, set_)
     for section in ("data", "federation", "model"):
@@ -254,26 +247,23 @@ def local(
     data |= {"label": label} if label else {}
     there = data.get("silos")
     require(isinstance(there, str | None), f"{file}: data.silos is {there!r}; give the name of a folder")
-    where = silos or (Path(there) if there else None)
-    require(where is not None, "there are no files for the sites; give --silos, a folder with a file per site")
-    assert where is not None
+    nowhere = "there are no files for the sites; give --silos, a folder with a file per site"
+    where = not_none(silos or (Path(there) if there else None), nowhere)
     data.pop("silos", None)
     of_module = _named(torch or settings["model"].pop("torch", None))
     files = {path.stem: path for path in (silo_files(where, ()) if of_module else silo_files(where))[0]}
     settings["federation"].setdefault("sites", sorted(files))
-    parsed = config.parse(settings, source=_source(file))
+    parsed = experiment.config.parse(settings, source=_source(file))
     agreement.check(parsed)
-    assert parsed.federation is not None
-    sites = parsed.federation.sites
-    files = files if isinstance(sites, int) else {name: files[name] for name in sites if name in files}
-    missing = [] if isinstance(sites, int) else [name for name in sites if name not in files]
-    require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
-    if of_module:
-        require(parsed.model.name == "torch", f"{file}: a PyTorch module is named; set model.name = 'torch'")
-    else:
-        require(
-            parsed.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
-        )
+    sites = not_none(parsed.federation).sites
+    if not isinstance(sites, int):
+        missing = [name for name in sites if name not in files]
+        files = {name: files[name] for name in sites if name in files}
+        require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
+    is_module = parsed.model.name == "torch"
+    require(is_module or not of_module, f"{file}: a PyTorch module is named; set model.name = 'torch'")
+    require(of_module or not is_module, f"{file}: model.name is 'torch'; name the module: --torch module:function")
+    if not of_module:
         for name, path in sorted(files.items()):  # what is wrong with a file is said before anything starts
             read(parsed, name, {"data": path})
     folder = _begun(parsed, out, overwrite)
@@ -281,17 +271,17 @@ def local(
     port = free_port()
     server = Server(parsed, folder, say, state, state / "keys", port=port, stock=stock, page=live, check=follow)
     run_local(server, files, processes=processes, torch=of_module)
-    show([records.read(folder)], folder)
+    show([experiment.records.read(folder)], folder)
 
 
-Home = Annotated[Path, typer.Option("--site", help="The site's folder, such as flower-sites/north.")]
+Home = Annotated[Path, Option("--site", help="The site's folder, such as flower-sites/north.")]
 
 
 @flower_app.command()
 def approve(
-    digest: Annotated[str, typer.Argument(help="The configuration, by the beginning of its digest.")],
+    digest: Annotated[str, Argument(help="The configuration, by the beginning of its digest.")],
     site: Home,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Show what a run would reveal of this site, and approve it.
 
@@ -318,7 +308,7 @@ def approve(
 @flower_app.command()
 def policy(
     site: Home,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: write the strict answers.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask: write the strict answers.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a site's site.toml, what it agrees to, from a few questions.
@@ -343,11 +333,11 @@ def policy(
 
 @flower_app.command()
 def audit(
-    site: Annotated[Path, typer.Argument(help="The site's folder, such as flower-sites/north.")],
-    last: Annotated[int, typer.Option(min=0, help="How many of the last messages to show.")] = 10,
-    key: Annotated[Path | None, typer.Option(help="The site's NAME.pub; default: what the log says it is.")] = None,
-    receipts: Annotated[Path | None, typer.Option(help="receipts.json of a run: what the server was told.")] = None,
-    name: Annotated[str, typer.Option(help="The site's name in the receipts; default: that of its folder.")] = "",
+    site: Annotated[Path, Argument(help="The site's folder, such as flower-sites/north.")],
+    last: Annotated[int, Option(min=0, help="How many of the last messages to show.")] = 10,
+    key: Annotated[Path | None, Option(help="The site's NAME.pub; default: what the log says it is.")] = None,
+    receipts: Annotated[Path | None, Option(help="receipts.json of a run: what the server was told.")] = None,
+    name: Annotated[str, Option(help="The site's name in the receipts; default: that of its folder.")] = "",
 ) -> None:
     """Verify a site's own log of the messages that it answered or refused, and show the last of them.
 
@@ -363,12 +353,9 @@ def audit(
         _need_flower()
         from equipoise.deploy.server.run import read_receipts
 
-        receipts_by_site, whose = read_receipts(receipts), name or site.resolve().name
-        require(
-            whose in receipts_by_site,
-            f"{receipts} has no receipt of '{whose}'; it has {', '.join(receipts_by_site) or 'none'}",
-        )
-        receipt = receipts_by_site[whose]
+        by_site, whose = read_receipts(receipts), name or site.resolve().name
+        absent = f"{receipts} has no receipt of '{whose}'; it has {', '.join(by_site) or 'none'}"
+        receipt = not_none(by_site.get(whose), absent)
     from equipoise.privacy import identity
 
     check = identity.checker(public.read_bytes()) if public.is_file() else None
@@ -398,10 +385,8 @@ def audit(
 
 @flower_app.command()
 def status(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or one with several: the newest.")] = Path(
-        "runs"
-    ),
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    folder: Annotated[Path, Argument(help="The folder of a run, or one with several: the newest.")] = RUNS,
+    json: Annotated[bool, Option("--json", help="For programs.")] = False,
 ) -> None:
     """Who is connected, the round, seconds per exchange by site, bytes, and the last error.
 
@@ -418,14 +403,13 @@ def status(
     Console().print(statuses.table(current))
 
 
-def _begun(config: Any, out: Path | None, overwrite: bool) -> Path:
+def _begun(config: "experiment.config.Config", out: Path | None, overwrite: bool) -> Path:
     """The folder of a run, new or to be resumed."""
     from equipoise.deploy.server.run import begin_or_go_on
-    from equipoise.experiment import folders
 
-    folder = out or Path("runs") / folders.name(config.name)
+    folder = _folder(out, config.name)
     if overwrite:
-        with folders.writing(folder, "run", overwrite=True):
+        with experiment.folders.writing(folder, "run", overwrite=True):
             pass  # what an earlier run left is gone
     begin_or_go_on(config, folder)
     return folder

@@ -5,7 +5,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
+from equipoise import experiment
 from equipoise._jax import use_all_cores
 from equipoise.cli.plainly import busy, say, sentence
 from equipoise.errors import InputError, require
@@ -13,19 +15,16 @@ from equipoise.files import check_own, write_whole
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    folders: Annotated[list[Path], Argument(help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, Option("--out", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one page about one or more runs: who is served how, what it cost, how it went. No network is needed.
 
     Example: equipoise report runs/exam-compare --out page.html
     """
-    from equipoise.experiment import records
-    from equipoise.experiment.folders import check_page
-
-    check_page(out)
+    experiment.folders.check_page(out)
     with busy("reading run folders"):
-        runs = [records.read(path) for folder in folders for path in records.find(folder)]
+        runs = [experiment.records.read(path) for folder in folders for path in experiment.records.find(folder)]
     for run in runs:
         if not run.rows:
             say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
@@ -39,15 +38,13 @@ def report(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A run folder, or its model.safetensors.")],
-    file: Annotated[Path, typer.Argument(help="New rows: .csv, .parquet or .npz.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV there, not to the terminal.")] = None,
-    separator: Annotated[str, typer.Option(help="Between the cells of a CSV; auto: found in the file.")] = "auto",
-    decimal: Annotated[str | None, typer.Option(help="Of numbers in texts: '.' or ','; default: as found.")] = None,
-    dates: Annotated[str | None, typer.Option(help="day-first or month-first; default: as found.")] = None,
-    owner: Annotated[
-        str | None, typer.Option(help="With this owner's own model, of a run folder with [personal].")
-    ] = None,
+    model: Annotated[Path, Argument(help="A run folder, or its model.safetensors.")],
+    file: Annotated[Path, Argument(help="New rows: .csv, .parquet or .npz.")],
+    out: Annotated[Path | None, Option("--out", "-o", help="Write a CSV there, not to the terminal.")] = None,
+    separator: Annotated[str, Option(help="Between the cells of a CSV; auto: found in the file.")] = "auto",
+    decimal: Annotated[str | None, Option(help="Of numbers in texts: '.' or ','; default: as found.")] = None,
+    dates: Annotated[str | None, Option(help="day-first or month-first; default: as found.")] = None,
+    owner: Annotated[str | None, Option(help="With this owner's own model, of a run folder with [personal].")] = None,
 ) -> None:
     """Apply a trained model to new rows: a prediction each, and the probability of each class.
 
@@ -78,25 +75,21 @@ def predict(
 def _model_of(path: Path) -> Path:
     if not path.is_dir():
         return path
-    from equipoise.experiment import records
-
-    if (path / records.MODEL).is_file():
-        return path / records.MODEL
+    if (path / experiment.records.MODEL).is_file():
+        return path / experiment.records.MODEL
     require(
-        not (path / records.CONFIG).is_file(),
+        not (path / experiment.records.CONFIG).is_file(),
         f"{path} has no model yet: the run was stopped (`equipoise resume {path}`) or did not end with one",
     )
-    inside = records.find(path)
+    inside = experiment.records.find(path)
     raise InputError(f"{path} holds {len(inside)} runs; choose one, such as {inside[-1]}")
 
 
 def show(done: list, folder: Path) -> None:
     """The table of runs that have ended, what to conclude, and their page."""
-    from equipoise.experiment import records
-    from equipoise.experiment.folders import PAGE
     from equipoise.report import html, numbers, personal, tables, wording
 
-    html.write(done, folder / PAGE)  # whatever becomes of the terminal
+    html.write(done, folder / experiment.folders.PAGE)  # whatever becomes of the terminal
     console = Console()
     for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
         say(f"note: {note}")
@@ -122,5 +115,5 @@ def show(done: list, folder: Path) -> None:
         for event in run.outcome.events if run.outcome else ():
             say(f"note: {run.outcome.label}: {event}")
     if len(done) == 1:
-        say(f"model: {folder / records.MODEL}")
-    say(f"page:  {folder / PAGE}")
+        say(f"model: {folder / experiment.records.MODEL}")
+    say(f"page:  {folder / experiment.folders.PAGE}")

@@ -221,7 +221,7 @@ def scaling_of(config: Config, agreed: Agreement, p: int) -> Scaling:
 
 def features_like(config: Config, problem: Problem) -> Shards:
     """The shapes of a set of features; `problem` is the network's."""
-    p = feature_sizes(config, problem.model, len(problem.classes) or 1).size
+    p = feature_sizes(config, problem.model, len(problem.classes) or 1)[0].size
     return shard_like((p,), problem.x.dtype, (), jnp.int32 if problem.classes else problem.x.dtype)
 
 

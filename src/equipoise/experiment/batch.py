@@ -21,7 +21,7 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.methods import BuiltMethod, build_method, training_rows
 from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.results import git_commit
-from equipoise.experiment.run import ClientRows, RunSpec, Session, Shared
+from equipoise.experiment.run import RunSpec, Session, Shared
 from equipoise.protocol import nbytes
 
 MOST = 200  # runs whose folders are held at a time
@@ -41,33 +41,35 @@ def data_of(config: Config) -> str:
 
 
 def run_batch(
-    specs: Sequence[RunSpec], rows: dict[str, ClientRows], begin: Callable[[], None], *, in_turn: bool = False
+    specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Callable[[], None], *, in_turn: bool = False
 ) -> int:
     """Runs those that are not done, all of one precision; `begin` is called when the first data makes sense.
 
-    `rows` are those of an earlier batch, of which this one uses what it can; afterwards, those of this one. `in_turn`:
-    never side by side. Returns how many programs were made for one run only.
+    `problems`, by their data, are those of an earlier batch, of which this one uses what it can; afterwards, those of
+    this one. `in_turn`: never side by side. Returns how many programs were made for one run only.
     """
     unshared = 0
     with precision(specs[0].config):
 
         def keep_only(divisions: dict[str, RunSpec]) -> None:
-            if rows.keys() == divisions.keys():
+            if problems.keys() == divisions.keys():
                 return
-            for key in rows.keys() - divisions.keys():
-                del rows[key]
-            old = {key: data.problem for key, data in rows.items()}
-            rows.update(_of_one_shape({k: old.get(k) or run.problem_of(s, begin) for k, s in divisions.items()}))
+            for key in problems.keys() - divisions.keys():
+                del problems[key]
+            for key, spec in divisions.items():
+                if key not in problems:
+                    problems[key] = run.problem_of(spec, begin)
+            problems.update(_of_one_shape(problems))
 
         key = data_of(specs[0].config)
-        if key not in rows:
+        if key not in problems:
             keep_only({key: specs[0]})
         begin()
-        first = rows[key].problem
+        first = problems[key]
         for part in _parts(specs, nbytes((first.train, first.test))):
             if not all(is_done(spec) for spec in part):
                 keep_only({data_of(spec.config): spec for spec in part})
-                unshared += _run_part(part, rows, in_turn)
+                unshared += _run_part(part, problems, in_turn)
     return unshared
 
 
@@ -80,23 +82,20 @@ def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
             yield group[k : k + MOST]
 
 
-def _run_part(specs: Sequence[RunSpec], rows: dict[str, ClientRows], in_turn: bool) -> int:
+def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem], in_turn: bool) -> int:
     git = git_commit()
 
     def opened(spec: RunSpec, method: BuiltMethod | None) -> AbstractContextManager[Session]:
-        shared = Shared(rows[data_of(spec.config)], git, method)
-        if not spec.overwrite and (spec.folder / records.CONFIG).is_file():
-            return run.resumed(spec.folder, spec.label, spec.watch, shared)
-        return run.begun(spec, shared)
+        return run.opened(spec, Shared(problems[data_of(spec.config)], method, git))
 
     families: dict[object, list[tuple[RunSpec, BuiltMethod | None]]] = {}
     for spec in specs:
-        method = build_method(spec.config, rows[data_of(spec.config)].problem) if _may_share(spec.config) else None
+        method = build_method(spec.config, problems[data_of(spec.config)]) if _may_share(spec.config) else None
         family = len(families) if method is None else _family(spec, method)
         families.setdefault(family, []).append((spec, method))
     for runs in families.values():
         left = [(spec, method) for spec, method in runs if not is_done(spec)]
-        width = _width(runs, rows) if len(runs) > 1 and not in_turn else 1
+        width = _width(runs, problems) if len(runs) > 1 and not in_turn else 1
         if width == 1:
             for spec, method in left:
                 with opened(spec, method) as session:
@@ -107,16 +106,17 @@ def _run_part(specs: Sequence[RunSpec], rows: dict[str, ClientRows], in_turn: bo
     return sum(len(runs) == 1 for runs in families.values())
 
 
-def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
-    """The rows of every problem, filled up to the largest: one program serves them all."""
+def _of_one_shape(problems: dict[str, Problem]) -> dict[str, Problem]:
+    """With the rows of every problem filled up to the largest: one program serves them all."""
     trains, tests = [p.train for p in problems.values()], [p.test for p in problems.values()]
     try:
         trains = alike(trains)
         tests = tests if any(test is None for test in tests) else alike(tests)
     except InputError:  # data of a kind that cannot be filled up has programs of its own
         pass
-    placed = zip(problems.items(), jax.device_put(list(zip(trains, tests, strict=True))), strict=True)
-    return {key: ClientRows(replace(problem, filled_up=train), train, test) for (key, problem), (train, test) in placed}
+    placed = jax.device_put(list(zip(trains, tests, strict=True)))
+    pairs = zip(problems.items(), placed, strict=True)
+    return {key: replace(problem, filled_up=rows) for (key, problem), rows in pairs}
 
 
 def _may_share(config: Config) -> bool:
@@ -134,11 +134,11 @@ def _family(spec: RunSpec, method: BuiltMethod) -> tuple[object, ...]:
     return structure, settings.rounds, settings.evaluate_every, settings.clients_per_batch, bool(settings.lost)
 
 
-def _width(family: Sequence[tuple[RunSpec, BuiltMethod | None]], rows: dict[str, ClientRows]) -> int:
+def _width(family: Sequence[tuple[RunSpec, BuiltMethod | None]], problems: dict[str, Problem]) -> int:
     """How many of a family run side by side."""
     spec, method = family[0]
-    problem, train = rows[data_of(spec.config)].problem, rows[data_of(spec.config)].train
-    data = training_rows(spec.config, problem, train)
+    problem = problems[data_of(spec.config)]
+    data = training_rows(spec.config, problem, problem.compiled_for)
     trial = Trial(not_none(method).algorithm, problem.x, data, spec.config.run.seed)
     together = max(Counter(data_of(spec.config) for spec, _ in family).values())  # those with other data come after
     return side_by_side(trial, together)

@@ -37,7 +37,7 @@ class Header(JsonRecord):
     compile_seconds: float
     history: Written
     origin: Origin
-    more: dict[str, Any] = Field({})
+    more: dict[str, object] = Field({})
     best: tuple[int, float | None] | None = None  # round and value; the model is among the arrays
 
 
@@ -54,7 +54,7 @@ class Saved(NamedTuple):
 
     result: Result
     history: Written
-    more: dict[str, Any]  # what else was saved with it
+    more: dict[str, object]  # what else was saved with it
     best: Best | None
 
 
@@ -63,7 +63,7 @@ def save(
     result: Result,
     history: Written,
     origin: Origin,
-    more: dict[str, Any] | None = None,
+    more: dict[str, object] | None = None,
     best: Best | None = None,
 ) -> None:
     """All of `result` but its history, bit for bit; and what else belongs to it, as JSON can hold it."""
@@ -107,7 +107,7 @@ def load(path: Path, algorithm: Algorithm, x: Vector, now: Origin, *, with_clien
     why = f"{path.parent} cannot be resumed, because since its checkpoint {'; '.join(changed)}"
     require(not changed, f"{why}. Restore that, or {ANEW}")
 
-    def state(x: Vector) -> tuple[Any, Any]:
+    def state(x: Vector) -> tuple[object, object]:
         clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)
         return algorithm.init(x), clients(x) if with_clients else None
 

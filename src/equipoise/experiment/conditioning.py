@@ -9,7 +9,6 @@ from equipoise.engines.kernel import Lost
 from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Conditioning, Problem, Sent, cached
-from equipoise.tasks import Metric
 from equipoise.tasks.task import Linear, least
 
 
@@ -47,7 +46,7 @@ def with_metric(config: Config, problem: Problem, lost: Lost | None = None) -> P
     return problem if agreed is None else conditioned(problem, plan, agreed, client_shapes(problem.train))
 
 
-def conditioned(problem: Problem, plan: Plan, agreed: Metric, like: object) -> Problem:
+def conditioned(problem: Problem, plan: Plan, agreed: tasks.Metric, like: object) -> Problem:
     """The problem in a metric that is known; `like` is a client's shard, of any number of rows."""
     linear, rank = plan
     sent = Sent(*metric.bytes_of_agreement(linear, problem.n, rank, like, problem.x.dtype))

@@ -9,17 +9,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
+import pydantic
 import tomli_w
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    create_model,
-    field_validator,
-)  # fmt: skip
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.errors import PydanticSchemaGenerationError
 
 from equipoise import algorithms, objectives
@@ -30,7 +22,6 @@ from equipoise.errors import InputError, nearest, require
 from equipoise.experiment import choice, mistakes
 from equipoise.experiment.contradictions import contradictions
 from equipoise.extensions import is_reference, load
-from equipoise.objectives import DUALS
 
 Auto = Literal["auto"]
 # JAX makes a key of the last 32 bits of a seed: two seeds that differ beyond them would give the same numbers.
@@ -359,7 +350,7 @@ def section_of(kind: str, name: str) -> type[Section]:
         fields["of"] = (Literal["auto", "losses", "gains"], Field("auto", description=WORDS["of"]))
         if name in choice.PRICED:
             fields["price"] = (float | None, Field(None, gt=0, lt=1, description=WORDS["price"]))
-    return create_model(f"{kind}.{name}", __base__=Section, **fields)
+    return pydantic.create_model(f"{kind}.{name}", __base__=Section, **fields)
 
 
 def _field(argument: inspect.Parameter, defaults: Mapping[str, object]) -> tuple[Any, Any]:
@@ -374,7 +365,7 @@ def _field(argument: inspect.Parameter, defaults: Mapping[str, object]) -> tuple
     return Any if kind is nothing else kind, Field(start, description=words)
 
 
-OBJECTIVES = ("average", *DUALS)
+OBJECTIVES = ("average", *objectives.DUALS)
 NAMES = {"algorithm": tuple(ALGORITHMS), "objective": OBJECTIVES}  # of sections that have the settings of a function
 SECTIONS: dict[str, type[Section]] = {
     "data": DataSettings,

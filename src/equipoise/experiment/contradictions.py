@@ -27,10 +27,8 @@ def contradictions(config: "Config") -> Iterator[str]:
     if config.run.patience is not None and not config.run.keep_best:
         yield "run.patience waits for a better model, which only run.keep_best looks for; set it to true"
     if config.run.keep_best and (federation is not None or privacy is not None):
-        yield (
-            "run.keep_best looks at validation rows on this machine, without noise; leave it out with [federation] and "
-            "[privacy]"
-        )
+        given = "run.keep_best looks at validation rows on this machine, without noise"
+        yield f"{given}; leave it out with [federation] and [privacy]"
     if privacy is not None:
         yield from _of_privacy(config)
     if config.model.l2 == "auto" or config.objective_price is not None:
@@ -50,10 +48,8 @@ def _of_rows(config: "Config") -> Iterator[str]:
     if files and config.partition != type(config.partition)():
         yield "silo files are divided already; leave out [partition], or data.silos"
     if config.data.unit is not None and ((not files and config.federation is None) or config.model.name == "torch"):
-        yield (
-            "data.unit is a column of owners' tables; give data.silos or [federation], or leave it out: data sets and "
-            "PyTorch modules, which have rows of their own, do not have it"
-        )
+        given = "data.unit is a column of owners' tables; give data.silos or [federation]"
+        yield f"{given}, or leave it out: data sets and PyTorch modules, which have rows of their own, do not have it"
     if config.data.unit is not None and config.run.keep_best:
         yield "run.keep_best sets rows aside one by one, not by data.unit; leave out one of them"
     if config.data.name == "synthetic" and config.partition.kind == "natural":
@@ -68,18 +64,14 @@ def _of_rows(config: "Config") -> Iterator[str]:
 def _of_model(config: "Config") -> Iterator[str]:
     model, federation, convexify = config.model, config.federation, config.convexify
     if model.name == "torch" and (federation is None or config.data.silos is not None):
-        yield (
-            "model.name is 'torch', a module at each site of a federation; train it with `equipoise flower local` or "
-            "`equipoise flower server`"
-        )
+        given = "model.name is 'torch', a module at each site of a federation"
+        yield f"{given}; train it with `equipoise flower local` or `equipoise flower server`"
     trains, section = (config.algorithm, "") if convexify is None else (convexify.algorithm, "convexify.")
     if model.name == "torch" and trains.optimizer is not None:
         yield f"{section}algorithm.optimizer is of optax, and a PyTorch module takes its own steps; leave it out"
     if model.l2_intercept is not None and (model.name != "linear" or model.loss == "squared"):
-        yield (
-            "model.l2_intercept is for linear models with an intercept, which networks and model.loss = 'squared' do "
-            "not have; leave it out"
-        )
+        given = "model.l2_intercept is for linear models with an intercept"
+        yield f"{given}, which networks and model.loss = 'squared' do not have; leave it out"
     if model.own != "none":
         if not _by_jax(config):
             yield "model.own is for models that JAX trains on rows; leave it out with PyTorch modules and quadratics"
@@ -98,18 +90,14 @@ def _of_model(config: "Config") -> Iterator[str]:
             yield f"{given}: it is made of sums over all rows, which no noise of [privacy] covers; give 'none'"
     others = any((convexify, federation, config.privacy))
     if model.convexified == "auto" and (model.name not in choice.NETWORKS or others):
-        yield (
-            "model.convexified is 'auto', which tries [convexify] on a network whose rows are at hand; leave it out of "
-            "other models, and where [convexify], [privacy] or [federation] is given"
-        )
+        given = "model.convexified is 'auto', which tries [convexify] on a network whose rows are at hand"
+        yield f"{given}; leave it out of other models, and where [convexify], [privacy] or [federation] is given"
 
 
 def _of_folds(config: "Config", given: str) -> Iterator[str]:
     if config.federation is not None:
-        yield (
-            f"{given}, which is found by folds where all rows are at hand; over Flower give numbers, model.l2 and "
-            "objective.rho, such as those that `equipoise run` finds"
-        )
+        asked = f"{given}, which is found by folds where all rows are at hand"
+        yield f"{asked}; over Flower give numbers, model.l2 and objective.rho, such as those that `equipoise run` finds"
     if config.model.name != "linear" or config.convexify is not None:
         yield f"{given}, which is found by folds for linear models only; give numbers, such as model.l2 = 0.0001"
     if config.privacy is not None:
@@ -152,17 +140,13 @@ def _of_federation(config: "Config", settings: "FederationSettings") -> Iterator
 def _of_convexify(config: "Config", settings: "ConvexifySettings") -> Iterator[str]:
     module = config.model.name == "torch"
     if config.privacy is not None:
-        yield (
-            "[privacy] counts the releases of one training, and [convexify] has two and sums of features, which no "
-            "noise covers; leave one of them out"
-        )
+        given = "[privacy] counts the releases of one training"
+        yield f"{given}, and [convexify] has two and sums of features, which no noise covers; leave one of them out"
     if module and settings.last is None:
         yield "only its sites know the last layer of their PyTorch module; name it: convexify.last = 'fc'"
     if not module and settings.last is not None:
-        yield (
-            f"convexify.last names a layer of a PyTorch module, and this is a {config.model.name}, whose last layer is "
-            "known; leave it out"
-        )
+        given = "convexify.last names a layer of a PyTorch module"
+        yield f"{given}, and this is a {config.model.name}, whose last layer is known; leave it out"
     if module and settings.kind == "linearised":
         yield "convexify.kind is 'linearised', which is for networks of JAX; give 'sketch', 'coordinates' or 'last'"
 

@@ -77,11 +77,8 @@ def _check_empty(folder: Path) -> None:
         raise InputError(f"{folder} cannot be read ({files.reason(error)}); give another --out") from error
     if not others:
         return
-    require(
-        not old_run(folder),
-        f"{folder} holds a run of a version before {MARKER}: `equipoise report` and `predict` read it, but it is not "
-        "written to; give another --out, or delete it yourself",
-    )
+    wrong = f"{folder} holds a run of a version before {MARKER}: `equipoise report` and `predict` read it"
+    require(not old_run(folder), f"{wrong}, but it is not written to; give another --out, or delete it yourself")
     some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
     raise InputError(f"{folder} holds files that Equipoise did not make ({some}); give another --out")
 
@@ -116,25 +113,16 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str 
 @contextmanager
 def resuming(folder: Path, *, wait: float = 0.0) -> Iterator[Marker]:
     """`folder` as that of a run to resume; no other process writes it meanwhile, or after `wait` seconds."""
-    begun = check_begun(folder)
-    with files.locked(folder / LOCK, str(folder), wait=wait):
-        yield begun
-
-
-def check_begun(folder: Path) -> Marker:
-    """A run was begun there, by a version whose runs this one can resume."""
     marked = marker(folder) if folder.is_dir() else None
     if marked is None:
-        require(
-            not old_run(folder),
-            f"{folder} was begun by a version before {MARKER}, whose runs cannot be resumed; start over: "
-            f"`equipoise run {folder / records.CONFIG} --out ...`",
-        )
+        wrong = f"{folder} was begun by a version before {MARKER}, whose runs cannot be resumed"
+        require(not old_run(folder), f"{wrong}; start over: `equipoise run {folder / records.CONFIG} --out ...`")
         raise InputError(f"{folder} is not a run folder; give one that `equipoise run` made")
     require(marked.kind == "run", f"{folder} holds several runs; give one of them, or the command that began them")
     early = f"{folder} has no {records.CONFIG}: it was stopped before it began"
     require((folder / records.CONFIG).is_file(), f"{early}; give the command that began it again")
-    return marked
+    with files.locked(folder / LOCK, str(folder), wait=wait):
+        yield marked
 
 
 def clear(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """From settings to a method: an objective, step sizes, an algorithm."""
 
 import json
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +14,23 @@ from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.certificates import resolution
-from equipoise.data import ClientData
 from equipoise.data.datasets import synthetic
-from equipoise.data.shards import client_shapes
-from equipoise.errors import not_none, require
+from equipoise.data.shards import ClientData, client_shapes
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice
 from equipoise.experiment.chosen import step_sizes
-from equipoise.experiment.config import Config, RuleSettings
-from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
+from equipoise.experiment.config import Config, OptimizerSettings, RuleSettings
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem, cached
 from equipoise.experiment.records import Choice
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Wire, wire_of_rows
-from equipoise.tasks import Task, WithBaseline, less_baseline
+from equipoise.tasks import Task, WithBaseline, less_baseline, with_local_optimizer
 from equipoise.tasks.private import Draw, noisy_releases, normal, private_task
 from equipoise.tasks.task import least
+
+if TYPE_CHECKING:
+    import optax
 
 
 def baselines_of(config: Config, problem: Problem) -> np.ndarray | None:
@@ -48,7 +49,7 @@ def build_dual(config: Config, problem: Problem) -> Dual:
 
 
 @cached_program
-def _first_made(structure: PyTreeDef, numbers: tuple[Any, ...]) -> Dual:
+def _first_made(structure: PyTreeDef, numbers: tuple[object, ...]) -> Dual:
     """The same object for the same settings: its operators are compiled once."""
     return structure.unflatten(numbers)
 
@@ -61,7 +62,7 @@ def _dual_of_losses(config: Config, n: int) -> Dual:
     return psi if cap is None else objectives.cap_weights(psi, cap)
 
 
-def training_rows(config: Config, problem: Problem, train: ClientData) -> Any:
+def training_rows(config: Config, problem: Problem, train: ClientData) -> ClientData:
     """The rows that a method is given, with the owners' baselines where it looks at gains and they alone know them."""
     base, train = baselines_of(config, problem), problem.in_metric(train)
     if base is None or not algorithms.named(config.algorithm.name).weighs_itself:
@@ -99,8 +100,9 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Built
 
 def tried_step(config: Config, problem: Problem) -> str | None:
     """The step size that a race finds: of networks, whose rows are at hand; None: there is none."""
-    auto = [key for key in ("local_lr", "lr") if getattr(config.algorithm, key, None) == "auto"]
-    return auto[0] if auto and not problem.convex and step_sizes.at_hand(problem) else None
+    raced = not problem.convex and step_sizes.at_hand(problem)
+    auto = (key for key in ("local_lr", "lr") if getattr(config.algorithm, key, None) == "auto")
+    return next(auto, None) if raced else None
 
 
 def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> BuiltMethod:
@@ -134,7 +136,11 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
     dual, task = _objective(draft)
     sample, rule = _sample(draft), _rule(draft, dual)
     _fill_in(draft)
-    task = _with_local_steps(draft, task)
+    for key in ("optimizer", "schedule"):
+        wrong = f"algorithm.{key} is for local steps, of which {draft.record.name} takes none of its own"
+        require(draft.around[key] is None or "local_lr" in draft.settings, f"{wrong}; leave it out")
+    if draft.around["optimizer"] is not None:
+        task = with_own_steps(task, draft.around["optimizer"])
     if config.privacy is not None:
         release = noisy_releases(task, noise_of(config), l2=problem.l2, draw=draw)
         task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
@@ -154,15 +160,13 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
     if draft.around["schedule"] is None:
         algorithm = build()
     else:
-        falling = SCHEDULES[draft.around["schedule"]](draft.settings["local_lr"], config.run.rounds)
-        algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), falling)
+        sizes = falling(draft.around["schedule"], draft.settings["local_lr"], config.run.rounds)
+        algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), sizes)
     if config.privacy is not None and algorithm.corrected:
         algorithm = private_scaffpd(algorithm, release, steps=draft.settings["steps"])
     if draft.around["optimizer"] is not None:
         crossing(algorithm, problem)  # an optimizer where local steps are corrected is a mistake, found by tracing them
-    for wrap in (_projected, _clipped, _compressed, _told_in_x):  # from the inside to the outside
-        algorithm = wrap(draft, algorithm)
-    return BuiltMethod(algorithm, tuple(draft.notes))
+    return BuiltMethod(_wrapped(draft, algorithm), tuple(draft.notes))
 
 
 def _draft(config: Config, problem: Problem) -> Draft:
@@ -251,60 +255,67 @@ def _fill_in(draft: Draft) -> None:
 
 
 def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
-    require(
-        problem.convex,
-        f"{given}, which is tried out where all rows are at hand, and over Flower measured for linear models only, and "
-        f"this is a {problem.model.name}; give {instead}",
-    )
+    wrong = f"{given}, which is tried out where all rows are at hand, and over Flower measured for linear models only"
+    require(problem.convex, f"{wrong}, and this is a {problem.model.name}; give {instead}")
 
 
-def _with_local_steps(draft: Draft, task: Task) -> Task:
-    for key in ("optimizer", "schedule"):
-        require(
-            draft.around[key] is None or "local_lr" in draft.settings,
-            f"algorithm.{key} is for local steps, of which {draft.record.name} takes none of its own; leave it out",
-        )
-    return task if draft.around["optimizer"] is None else with_own_steps(task, draft.around["optimizer"])
-
-
-# What an algorithm is wrapped in, each where it was asked for.
-
-
-def _projected(draft: Draft, algorithm: Algorithm) -> Algorithm:
-    if draft.config.federation is None or not _projects(draft):
-        return algorithm
-    quadratic = draft.problem.loss in QUADRATIC
-    draft.notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
-    return algorithms.project_updates(algorithm, quadratic=quadratic)
-
-
-def _clipped(draft: Draft, algorithm: Algorithm) -> Algorithm:
-    federation = draft.config.federation
-    if federation is not None and federation.clip is not None:
-        algorithm = algorithms.clip_losses(algorithm, factor=federation.clip)
-    if federation is None or federation.clip_gradients is None:
-        return algorithm
-    require(
-        any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, draft.problem)),
-        f"federation.clip_gradients looks at every site's gradient, which {algorithm.name} does not show; leave it "
-        "out, or take scaffpd",
-    )
-    return algorithms.clip_gradients(algorithm, factor=federation.clip_gradients)
-
-
-def _compressed(draft: Draft, algorithm: Algorithm) -> Algorithm:
-    settings = draft.config.federation
-    if settings is None or settings.compress is None:
-        return algorithm
-    wires = crossing(algorithm, draft.problem)
-    return algorithms.compress_replies(algorithm, wires, dtype=settings.compress, sums=settings.compress_sums)
-
-
-def _told_in_x(draft: Draft, algorithm: Algorithm) -> Algorithm:
-    problem = draft.problem
+def _wrapped(draft: Draft, algorithm: Algorithm) -> Algorithm:
+    """In what was asked for, from the inside to the outside."""
+    federation, problem = draft.config.federation, draft.problem
+    if federation is not None:
+        if _projects(draft):
+            quadratic = problem.loss in QUADRATIC
+            draft.notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
+            algorithm = algorithms.project_updates(algorithm, quadratic=quadratic)
+        if federation.clip is not None:
+            algorithm = algorithms.clip_losses(algorithm, factor=federation.clip)
+        if federation.clip_gradients is not None:
+            require(
+                any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, problem)),
+                f"federation.clip_gradients looks at every site's gradient, which {algorithm.name} does not show; "
+                "leave it out, or take scaffpd",
+            )
+            algorithm = algorithms.clip_gradients(algorithm, factor=federation.clip_gradients)
+        if federation.compress is not None:
+            wires = crossing(algorithm, problem)
+            sums = federation.compress_sums
+            algorithm = algorithms.compress_replies(algorithm, wires, dtype=federation.compress, sums=sums)
     if problem.conditioning is None:
         return algorithm
     return algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)
+
+
+# The steps of optax: of the clients, of the server, and how the clients' step size falls.
+
+
+def falling(schedule: str, start: float, rounds: int) -> "optax.Schedule":
+    """From `start` to zero."""
+    import optax  # most runs need none of it
+
+    if schedule == "linear":
+        return optax.linear_schedule(start, 0.0, rounds)
+    return optax.cosine_decay_schedule(start, rounds)
+
+
+def build_optimizer(key: str, settings: OptimizerSettings) -> "optax.GradientTransformation":
+    """`key` is where the settings stand."""
+    import optax
+
+    try:
+        optimizer = getattr(optax, settings.name)(settings.learning_rate, **settings.options)
+    except TypeError as error:
+        raise InputError(f"{key}.options does not fit optax.{settings.name} ({error}); see its documentation") from None
+    return optimizer if settings.clip is None else optax.chain(optax.clip_by_global_norm(settings.clip), optimizer)
+
+
+def with_own_steps(task: Task, settings: OptimizerSettings) -> Task:
+    """The task whose local steps are the optimizer's."""
+    return cached(_with_own_steps)(task, settings.model_dump_json())
+
+
+def _with_own_steps(task: Task, settings: str) -> Task:
+    chosen = OptimizerSettings.model_validate_json(settings)
+    return with_local_optimizer(task, build_optimizer("algorithm.optimizer", chosen))
 
 
 GAINS = (
@@ -323,7 +334,6 @@ BOUNDED_CONVEX = (
 
 
 def crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
-    """What crosses in a round."""
     rows = client_shapes(problem.in_metric(problem.compiled_for))
     return wire_of_rows(algorithm, problem.x, rows)
 

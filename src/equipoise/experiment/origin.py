@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
 
 import equipoise
 from equipoise import extensions, files
@@ -18,7 +17,6 @@ from equipoise.errors import FileError
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import JsonRecord
-from equipoise.extensions import is_reference
 
 SOURCE = Path(equipoise.__file__).parent
 # What changes nothing in the numbers; where the silo files are is not what is in them.
@@ -41,7 +39,12 @@ def origin_of(config: Config, problem: Problem) -> Origin:
         # Features follow from the rows and the network, and may be many times larger.
         network = problem.network
         given = (problem.train, problem.test, problem.x) if network is None else network[:3]
-        _data[problem] = (digest_of_arrays(jax.tree.leaves(given)), digests_of_silos(config))
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(given):
+            array = np.ascontiguousarray(leaf)
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(array.data if array.size else b"")
+        _data[problem] = (digest.hexdigest(), digests_of_silos(config))
     data, silo_files = _data[problem]
     return Origin(settings=flat(config), files=silo_files, data=data, code=code(config))
 
@@ -94,31 +97,21 @@ def digests_of_silos(config: Config) -> dict[str, str]:
     """Of the files of `data.silos`, by name; nothing where the rows come from elsewhere."""
     if config.data.silos is None:
         return {}
-    return {path.name: _digest(path) for path in silos.silo_files(Path(config.data.silos))[0]}
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return f"{path.stat().st_size}:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-    except OSError as error:
-        raise FileError(f"{path} cannot be read ({files.reason(error)})") from error
-
-
-def digest_of_arrays(leaves: Sequence[ArrayLike]) -> str:
-    digest = hashlib.sha256()
-    for leaf in leaves:
-        array = np.ascontiguousarray(leaf)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.data if array.size else b"")
-    return digest.hexdigest()
+    digests = {}
+    for path in silos.silo_files(Path(config.data.silos))[0]:
+        try:
+            with path.open("rb") as file:
+                digests[path.name] = f"{path.stat().st_size}:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        except OSError as error:
+            raise FileError(f"{path} cannot be read ({files.reason(error)})") from error
+    return digests
 
 
 def code(config: Config) -> str:
     """Versions, and digests of the source of all that computes, code of the user's own included."""
     versions = [f"Equipoise {equipoise.__version__} ({_source()})", f"JAX {jax.__version__}"]
     for name in (config.data.name, config.objective.name, config.algorithm.name):
-        if is_reference(name) and (source := extensions.digest(name)):
+        if extensions.is_reference(name) and (source := extensions.digest(name)):
             versions.append(f"{name} ({source})")
     return ", ".join(versions)
 

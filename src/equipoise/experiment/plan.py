@@ -40,11 +40,10 @@ from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify.stages import network_config
-from equipoise.experiment.measures import Measure
 from equipoise.experiment.mistakes import shown
 from equipoise.experiment.personal import alone
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
-from equipoise.experiment.run import ClientRows, RunSpec
+from equipoise.experiment.run import RunSpec, Shared
 
 OWN_SECTIONS = ("model", "convexify", "privacy", "run")  # a method may have its own, and its objective
 # What leads from the average to the worst client, from large numbers to small ones, and where a path goes unless told.
@@ -89,7 +88,7 @@ class Cell(NamedTuple):
     tried: int  # settings that it was chosen from
     runs: list[records.Run]
 
-    def over_seeds(self, measure: Measure) -> tuple[float, float]:
+    def over_seeds(self, measure: measures.Measure) -> tuple[float, float]:
         """Mean and standard deviation; NaN where a run has no such number."""
         values = [measure.value(run) for run in self.runs]
         spread = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else 0.0
@@ -178,7 +177,13 @@ def methods(settings: Settings, source: str, first: Mapping[str, object] | None 
             inherited = {"of": of_all["of"]} if isinstance(of_all, Mapping) and "of" in of_all else {}
             mine["objective"] = {**inherited, **given}
         for section in OWN_SECTIONS:
-            _overlay(mine, section, method.get(section, {}), where)
+            given, before = method.get(section, {}), mine.get(section, {})
+            if given is False and section in ("convexify", "privacy"):  # leaves out what the file has
+                mine.pop(section, None)
+                continue
+            require(isinstance(given, Mapping), f"{where}.{section} is {shown(given)}; give a table of settings")
+            if given and isinstance(before, Mapping):  # what else it may be is a mistake that parsing names
+                mine[section] = {**before, **given}
         parsed = config.parse(mine, source=where)
         grid = _checked_grid(f"{where}.grid", method.get("grid", {}))
         out[label] = PlannedMethod(
@@ -203,32 +208,6 @@ def _on_the_same_rows(methods: dict[str, PlannedMethod]) -> dict[str, PlannedMet
             if "keep_best" not in method.settings.get("run", {}):
                 reading.put(method.settings, "run.rounds", choice.ROUNDS)
     return methods
-
-
-def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> None:
-    """A method's own sections over those of the file; convexify = false and privacy = false leave them out."""
-    if own is False and section in ("convexify", "privacy"):
-        settings.pop(section, None)
-        return
-    require(isinstance(own, Mapping), f"{where}.{section} is {shown(own)}; give a table of settings")
-    before = settings.get(section, {})
-    if own and isinstance(before, Mapping):  # what else it may be is a mistake that parsing names
-        settings[section] = {**before, **own}
-
-
-def sweep_of(settings: Settings, source: str) -> Sweep:
-    given = settings.get("sweep", {})
-    require(isinstance(given, Mapping), f"{source}: sweep is {shown(given)}; give a table, [sweep]")
-    try:
-        sweep = Sweep.model_validate(given)
-    except ValidationError as error:
-        keys = list(Sweep.model_fields)
-        raise mistakes.mistake(source, error, {"sweep": given}, lambda *_: keys, within=("sweep",)) from None
-    for key, seeds in (("seeds", sweep.seeds), ("tune", sweep.tune or ())):
-        require(not _twice(seeds), f"{source}: sweep.{key} has {_twice(seeds)[:1]} more than once; give each seed once")
-    _checked_grid(f"{source}: sweep.over", sweep.over)
-    _checked_grid(f"{source}: sweep.grid", sweep.grid)
-    return sweep
 
 
 def _checked_grid(where: str, grid: Any) -> Mapping[str, list]:
@@ -269,7 +248,18 @@ class Study(NamedTuple):
 
 def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
     """All combinations are checked before the first run begins."""
-    plan = sweep_of(settings, source)
+    given = settings.get("sweep", {})
+    require(isinstance(given, Mapping), f"{source}: sweep is {shown(given)}; give a table, [sweep]")
+    try:
+        plan = Sweep.model_validate(given)
+    except ValidationError as error:
+        keys = list(Sweep.model_fields)
+        raise mistakes.mistake(source, error, {"sweep": given}, lambda *_: keys, within=("sweep",)) from None
+    for key, values in (("seeds", plan.seeds), ("tune", plan.tune or ())):
+        twice = _twice(values)
+        require(not twice, f"{source}: sweep.{key} has {twice[:1]} more than once; give each seed once")
+    _checked_grid(f"{source}: sweep.over", plan.over)
+    _checked_grid(f"{source}: sweep.grid", plan.grid)
     for key, name in (("measure", plan.measure), *(("show", name) for name in plan.show)):
         try:  # before the first run, not after the last
             measures.measure(name)
@@ -330,14 +320,18 @@ def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     final = _by_setting(study.trials, run_all(study.trials, folder, **options))
     tried: dict[tuple[str, str], list[tuple[Point, list[records.Run]]]] = {}
     for job, runs in final:
-        tried.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
-    chosen = {key: _best(settings, plan.measure) for key, settings in tried.items()}
+        tried.setdefault(_line(job), []).append((job.chosen, runs))
+    chosen = {line: _best(settings, plan.measure) for line, settings in tried.items()}
     if plan.tune is not None:
         jobs = list(_jobs(study.settings, plan, plan.seeds, study.source, chosen))
         final = _by_setting(jobs, run_all(jobs, folder, **options))
-    keyed = [((_place(job.over), job.label), job, runs) for job, runs in final]
-    best = [(key, job, runs) for key, job, runs in keyed if chosen[key] == job.chosen]
-    return [Cell(job.label, job.over, job.chosen, len(tried[key]), runs) for key, job, runs in best]
+    best = [(job, runs) for job, runs in final if chosen[_line(job)] == job.chosen]
+    return [Cell(job.label, job.over, job.chosen, len(tried[_line(job)]), runs) for job, runs in best]
+
+
+def _line(job: PlannedRun) -> tuple[str, str]:
+    """Of the table, in which a run is reported."""
+    return _place(job.over), job.label
 
 
 def _by_setting(jobs: Sequence[PlannedRun], done: Sequence[records.Run]) -> list[tuple[PlannedRun, list[records.Run]]]:
@@ -351,7 +345,7 @@ def _by_setting(jobs: Sequence[PlannedRun], done: Sequence[records.Run]) -> list
 def _best(tried_settings: list[tuple[Point, list[records.Run]]], measure: str) -> Point:
     """The point with the best mean, of equal ones that with the best average; one without a number only if all are."""
 
-    def rank(read: Measure, runs: list[records.Run]) -> float:
+    def rank(read: measures.Measure, runs: list[records.Run]) -> float:
         value = statistics.fmean(map(read.value, runs))
         return -math.inf if math.isnan(value) else value if read.more_is_better(tried_settings[0][1][0]) else -value
 
@@ -375,7 +369,7 @@ def run_all(
     check(jobs, folder, overwrite)
     with ExitStack() as held:
         held.enter_context(data_set_kept())
-        rows: dict[str, ClientRows] = {}  # neighbours often have the same data
+        problems: dict[str, Problem] = {}  # neighbours often have the same data
         since_cleared = 0
         begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))  # once the first data makes sense
         batches: dict[tuple[str, object], list[RunSpec]] = {}
@@ -384,21 +378,24 @@ def run_all(
             batches.setdefault(("", where), []).append(stage)
         earlier: dict[str, settle.Found] = {}
         for k, job in enumerate(jobs):
-            seen = None if watch is None else partial(watch, job)
-            spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
-            spec = run.with_choices(spec, earlier)
+            spec = run.with_choices(_spec(job, folder, watch, overwrite), earlier)
             numbers[k] = job._replace(config=spec.config)
             batches.setdefault((job.label, _apart_on_this_device(job)), []).append(spec)
         for specs in batches.values():
             if not all(is_done(spec) for spec in specs):
-                since_cleared += run_batch(specs, rows, begin, in_turn=in_turn)
+                since_cleared += run_batch(specs, problems, begin, in_turn=in_turn)
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
         if beside_alone:
             begin()
-            _beside_alone(numbers, folder, {key: data.problem for key, data in rows.items()}, watch)
+            _beside_alone(numbers, folder, problems, watch)
     return [records.read(folder / job.place) for job in jobs]
+
+
+def _spec(job: PlannedRun, folder: Path, watch: Watch | None, overwrite: bool) -> RunSpec:
+    seen = None if watch is None else partial(watch, job)
+    return RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
 
 
 def _beside_alone(
@@ -466,8 +463,8 @@ def run_path(
     check(jobs, folder, overwrite)
     done: list[records.Run] = []
     first: Problem | None = None
-    spec = run.with_choices(RunSpec(jobs[0].config, folder / jobs[0].place, jobs[0].label, overwrite=overwrite))
-    chosen, asked = spec.chosen, [job.config for job in jobs]
+    chosen = run.with_choices(_spec(jobs[0], folder, None, overwrite)).chosen
+    asked = [job.config for job in jobs]
     jobs = [job._replace(config=settle.applied(job.config, chosen)) for job in jobs]
     with ExitStack() as held:
         begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))
@@ -480,17 +477,12 @@ def run_path(
                 if first is None:
                     for _, stage in _networks(jobs, folder, watch, overwrite):
                         run_batch([stage], {}, begin)
-                    spec = RunSpec(job.config, place, job.label, network=_network(job.config, folder))
-                    first = run.problem_of(spec, begin)
+                    first = run.problem_of(_spec(job, folder, None, overwrite=False), begin)
                     begin()
                 model = done[-1].path / records.MODEL if done else None
                 problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))
-            seen = None if watch is None else partial(watch, job)
-            options: dict[str, Any] = {"label": job.label, "problem": problem, "watch": seen}
-            if not overwrite and (place / records.CONFIG).is_file():
-                done.append(run.resume(place, **options))
-            else:
-                done.append(run.run(given, place, overwrite=overwrite, chosen=chosen, **options))
+            spec = _spec(job, folder, watch, overwrite)._replace(asked=given if chosen else None, chosen=chosen)
+            done.append(run.to_its_end(run.opened(spec, Shared(problem))))
         begin()
         _beside_alone(jobs, folder, {} if first is None else {data_of(jobs[0].config): first}, watch)
     return done

@@ -21,19 +21,16 @@ from equipoise.artifact import Artifact
 from equipoise.data import ClientData, partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
-from equipoise.data.pool import Pool
 from equipoise.data.shards import OwnerRows, Shards, client_shapes
 from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.engines.simulator import products_in
 from equipoise.errors import InputError, nearest, not_none, require
-from equipoise.evaluation import MainScore, PerClient, skill
 from equipoise.evaluation.predictions import Score
 from equipoise.evaluation.rules import COMMON
 from equipoise.experiment.config import Config, DataSettings
 from equipoise.experiment.personal.baselines import OwnFit, own_fits
 from equipoise.experiment.records import Choice
-from equipoise.models import Model
-from equipoise.models.model import Params
+from equipoise.models.model import Model, Params
 from equipoise.protocol import Data, Vector
 from equipoise.tasks import Convexity, Metric, Task, WithMetric, moreau_envelope
 from equipoise.tasks.metric import ShardInMetric, stretch
@@ -93,16 +90,16 @@ class Problem:
     curvature: float | None = None  # L, where the clients have measured it themselves
     slope: float | None = None  # and a bound on L_lx at the start
     network: Network | None = None  # None: it was not made of one
-    score: MainScore | None = None  # that runs are summed up by; None: the one that says most
+    score: evaluation.MainScore | None = None  # that runs are summed up by; None: the one that says most
     envelope: "Envelope | None" = None  # of which `task` is, where owners have models of their own
     site_scores: Mapping[str, Score] = field(default_factory=dict)  # that sites of a federation have of their own
     counted: np.ndarray | None = None  # [n], with data.unit: as how many independent rows the scored ones count
     units: tuple[np.ndarray, ...] | None = None  # with data.unit: of every owner's training rows, whose they are
-    labels_told: skill.Base | None = None  # what sites of a federation say of their labels
+    labels_told: evaluation.skill.Base | None = None  # what sites of a federation say of their labels
     divided: bool = False  # by chance or by its labels, not among owners that exist
     conditioning: Conditioning | None = None  # None: trained in x as it is
     baselines_told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
-    filled_up: ClientData | None = None  # `train` in the shape of a plan's other divisions: one program
+    filled_up: tuple[ClientData, ClientData | None] | None = None  # both in the shape of a plan's others: one program
 
     @property
     def n(self) -> int:
@@ -111,7 +108,23 @@ class Problem:
     @property
     def compiled_for(self) -> ClientData:
         """The training rows, in the shape that a run's programs are compiled for."""
-        return self.train if self.filled_up is None else self.filled_up
+        return self.train if self.filled_up is None else self.filled_up[0]
+
+    @property
+    def scored(self) -> ClientData:
+        """The rows that models are scored on, in that shape."""
+        train, test = self.filled_up or (self.train, self.test)
+        return train if test is None else test
+
+    @property
+    def judged(self) -> ClientData:
+        """The same, with the rows that parts of the owners' own are fitted to."""
+        return self.with_rows(self.compiled_for, self.scored)
+
+    @cached_property
+    def scorer(self) -> Callable[[Vector], evaluation.PerClient]:
+        """Scores models, one after the other."""
+        return evaluation.evaluator(self.plain_task, self.judged, scores=self.scores)
 
     @property
     def convex(self) -> bool:
@@ -133,11 +146,11 @@ class Problem:
         """`task`, in the metric where there is one."""
         return self.task if self.conditioning is None else self.conditioning.task
 
-    def in_metric(self, rows: ClientData) -> Any:
+    def in_metric(self, rows: ClientData) -> ClientData:
         """Rows of all clients, for `trained_task`."""
         return rows if self.conditioning is None else WithMetric(rows, self.conditioning.metric)
 
-    def shard_in_metric(self, shard: Data) -> Any:
+    def shard_in_metric(self, shard: Data) -> Data:
         """One client's rows, for `trained_task`."""
         return shard if self.conditioning is None else ShardInMetric(shard, self.conditioning.metric)
 
@@ -216,20 +229,20 @@ class Problem:
             digest.update(np.ascontiguousarray(leaf).data)
         return digest.hexdigest()
 
-    def main_score(self, table: PerClient) -> MainScore:
+    def main_score(self, table: evaluation.PerClient) -> evaluation.MainScore:
         """The score of an evaluated model that sums it up."""
         if self.score is not None:
             return self.score
         name = evaluation.chosen(table, "skill" if "skill" in table.scores and self.one_class_is_common else None)
-        return MainScore(name, evaluation.higher_is_better(name))
+        return evaluation.MainScore(name, evaluation.higher_is_better(name))
 
     @cached_property
-    def base(self) -> skill.Base | None:
+    def base(self) -> evaluation.skill.Base | None:
         """What is known of the owners' labels, by which a log loss becomes a skill; None: there is no such loss."""
-        at_hand = isinstance(self.train, Pool | Shards)  # else sites tell it
+        at_hand = isinstance(self.train, pool.Pool | Shards)  # else sites tell it
         if not at_hand or not self.classes or self.loss != "cross_entropy" or self.task.predict is None:
             return self.labels_told
-        return skill.bases(self.train, self.train if self.test is None else self.test, len(self.classes))
+        return evaluation.skill.bases(self.train, self.train if self.test is None else self.test, len(self.classes))
 
     @property
     def one_class_is_common(self) -> bool:
@@ -237,7 +250,7 @@ class Problem:
         if self.base is None:
             return False
         if self.divided:
-            return skill.common_in_all(self.train, len(self.classes)) > COMMON
+            return evaluation.skill.common_in_all(self.train, len(self.classes)) > COMMON
         return bool((np.asarray(self.base.common) > COMMON).any())
 
     def artifact_params(self, x: Vector) -> Params:
@@ -293,8 +306,13 @@ def precision(config: Config) -> Iterator[None]:
 def build_problem(config: Config) -> Problem:
     """Reads and divides the data, and builds the task on it; call it under `precision`."""
     problem = with_own_models(config, _of_data(config))
-    if config.run.keep_best:
-        problem = _with_validation(config, problem)
+    if config.run.keep_best:  # no test row has a say in which round that is
+        examples = isinstance(problem.train, pool.Pool | Shards)
+        require(examples, "run.keep_best needs examples to set aside, which this data has none of; leave it out")
+        share = config.run.validation
+        train, validation = pool.set_aside(problem.train, share=share, key=division_seed(config))
+        note = f"{share:.0%} of every client's training rows are set aside, to choose the best round by"
+        problem = replace(problem, train=train, validation=validation, notes=(*problem.notes, note))
     return problem if config.run.score is None else with_main_score(config, problem, problem.scores)
 
 
@@ -311,24 +329,11 @@ def with_main_score(config: Config, problem: Problem, scores: Iterable[str]) -> 
     return replace(problem, score=score)
 
 
-def _with_validation(config: Config, problem: Problem) -> Problem:
-    """Some training rows are set aside, to choose a round by: no test row has a say in it."""
-    examples = isinstance(problem.train, Pool | Shards)
-    require(examples, "run.keep_best needs examples to set aside, which this data has none of; leave it out")
-    share = config.run.validation
-    train, validation = pool.set_aside(problem.train, share=share, key=division_seed(config))
-    note = f"{share:.0%} of every client's training rows are set aside, to choose the best round by"
-    return replace(problem, train=train, validation=validation, notes=(*problem.notes, note))
-
-
 def _of_data(config: Config) -> Problem:
     if config.data.silos is not None:
         return _of_silos(config)
-    require(
-        config.federation is None,
-        "the data of [federation] is at its sites: `equipoise flower server` trains there; to run on this machine, "
-        "give data.silos, a folder with a file per site",
-    )
+    wrong = "the data of [federation] is at its sites: `equipoise flower server` trains there; to run on this machine"
+    require(config.federation is None, f"{wrong}, give data.silos, a folder with a file per site")
     return {"synthetic": _synthetic, "quadratics": _quadratics}.get(config.data.name, _of_dataset)(config)
 
 
@@ -516,8 +521,7 @@ def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
     ends = np.cumsum([len(feature.inputs) for feature in features])
     ranges = {f.name: range(end - len(f.inputs), end) for f, end in zip(features, ends.tolist(), strict=True)}
     for name in names:
-        wrong = f"model.own names '{name}', which is not a column of the model{nearest(name, ranges)}"
-        require(name in ranges, wrong)
+        require(name in ranges, f"model.own names '{name}', which is not a column of the model{nearest(name, ranges)}")
     return tuple(j for name in names for j in ranges[name])
 
 
@@ -536,7 +540,7 @@ def _cached(factory: Callable[..., Made], precision: object) -> Callable[..., Ma
 
 def _model(config: Config, shape: tuple[int, ...], outputs: int, train: ClientData) -> Model:
     settings = config.model
-    arguments: tuple[Any, ...]
+    arguments: tuple[object, ...]
     match settings.name:
         case "linear":
             arguments = (math.prod(shape), outputs)

@@ -86,14 +86,9 @@ class Choices(JsonRecord):
     settings: tuple[Choice, ...]
 
 
-def _finite(value: object) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-Number = Annotated[float | None, BeforeValidator(_finite)]  # null: not known, or not finite
+# null: not known, or not finite
+Number = Annotated[float | None, BeforeValidator(lambda v: v if not isinstance(v, float) or math.isfinite(v) else None)]
 PerClient = tuple[Number, ...]  # an entry per client, in the federation's order
-
-
 Kind = Literal["run", "plan"]
 
 
@@ -322,19 +317,19 @@ def frame(path: str | Path) -> "pl.DataFrame":
     """Every run below a folder as one table: a row for each run, evaluated round and client."""
     import polars as pl
 
-    first, tables = ["run", "label", "round", "client", "train_rows", "weight", "loss"], []
+    tables = []
     for folder in find(path):
         run = read(folder)
-        about = (str(folder), run.outcome.label if run.outcome else folder.name)
-        members = [(member.name, member.train) for member in run.federation.members]
+        members = run.federation.members
         for row in run.rows:
-            lam: PerClient = (None,) * len(members) if row.lam is None else row.lam
-            clients = zip(members, lam, row.loss, strict=True)
-            lines = [(*about, row.round, *member, weight, loss) for member, weight, loss in clients]
-            table = pl.DataFrame(lines, first, orient="row", schema_overrides=dict.fromkeys(first[-2:], pl.Float64))
             # A score may be called "loss", which is that of the held-out rows then.
             scores = {"test_loss" if name == "loss" else name: values for name, values in row.scores.items()}
-            tables.append(table.with_columns(pl.Series(n, v, dtype=pl.Float64) for n, v in scores.items()))
+            numbers = {"weight": row.lam or [None] * len(members), "loss": row.loss, **scores}
+            columns: dict[str, Any] = {"run": str(folder), "label": run.outcome.label if run.outcome else folder.name}
+            columns |= {"round": [row.round] * len(members), "client": [member.name for member in members]}
+            columns["train_rows"] = [member.train for member in members]
+            columns |= {name: pl.Series(values, dtype=pl.Float64) for name, values in numbers.items()}
+            tables.append(pl.DataFrame(columns))
     require(tables, f"{path}: nothing was trained there yet")
     return pl.concat(tables, how="diagonal")
 

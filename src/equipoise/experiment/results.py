@@ -13,11 +13,9 @@ from jax.typing import ArrayLike
 
 import equipoise
 from equipoise import artifact, evaluation, files
-from equipoise.data import ClientData
-from equipoise.data.shards import OwnerRows
+from equipoise.data.shards import ClientData, OwnerRows
 from equipoise.engines.simulator import Result
 from equipoise.errors import FileError, not_none
-from equipoise.evaluation import PerClient, standing, with_skill
 from equipoise.evaluation.intervals import UNKNOWN
 from equipoise.evaluation.skill import skill_of
 from equipoise.experiment import records
@@ -28,10 +26,10 @@ from equipoise.protocol import Algorithm, Vector
 TENTHS = 10  # of the rows, of which a curve of calibration is made
 
 
-def in_units(problem: Problem, table: PerClient) -> PerClient:
+def in_units(problem: Problem, table: evaluation.PerClient) -> evaluation.PerClient:
     """RMSE in the label's own units; beside a log loss the skill."""
     if problem.base is not None and "loss" in table.scores:
-        return with_skill(table, problem.base.loss)
+        return evaluation.with_skill(table, problem.base.loss)
     if problem.encoding is None or problem.encoding.task != "regression":
         return table
     unit = problem.encoding.target.scale
@@ -81,7 +79,7 @@ def skill_of_rows(problem: Problem, losses: np.ndarray, rows: ClientData) -> np.
 
 
 def save_model(
-    path: Path, problem: Problem, x: Vector, metadata: dict[str, Any], part: ArrayLike | None = None
+    path: Path, problem: Problem, x: Vector, metadata: dict[str, object], part: ArrayLike | None = None
 ) -> None:
     """`part`: of an owner's own, or the mean of them."""
     params = problem.artifact_params(x)
@@ -95,7 +93,7 @@ def write_result(
     problem: Problem,
     x: Vector,
     result: Result,
-    table: PerClient,
+    table: evaluation.PerClient,
     label: str,
     events: list[str],
     *,
@@ -105,26 +103,20 @@ def write_result(
     part: ArrayLike | None = None,
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
-    measure, up, _ = problem.main_score(table)
-    any_finite = bool(np.isfinite(np.asarray(table.scores[measure])).any())
+    measure, summary, low, high, mean, worst, _ = standing_of(problem, table)
     if np.isfinite(np.asarray(x)).all():
         save_model(folder / records.MODEL, problem, x, {"config": config.used(), "clients": list(problem.names)}, part)
-        if asked and not any_finite:
+        if asked and not summary:
             events.append("no client could score the model at the end")
     else:
         events.append("the model is not finite: the step sizes are too large")
-    nothing = np.full(problem.n, np.nan)
-    summary: dict[str, float] = {}
-    low, high, worst, mean = nothing, nothing, UNKNOWN, UNKNOWN
-    if any_finite:
-        _, summary, low, high, mean, worst, _ = standing(table, measure, up=up, counted=problem.counted)
     outcome = records.RunResult(
         label=label,
         rounds=result.rounds,
         seconds=result.seconds,
         compile_seconds=result.compile_seconds,
         measure=measure,
-        higher_is_better=up,
+        higher_is_better=problem.main_score(table).higher_is_better,
         summary=dict(summary),
         low=floats(low),
         high=floats(high),
@@ -140,6 +132,15 @@ def write_result(
     records.write_record(folder / records.RESULT, outcome)
     with suppress(FileError):
         files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to resume
+
+
+def standing_of(problem: Problem, table: evaluation.PerClient) -> evaluation.Standing:
+    """By the score that sums the problem up; nothing is known where no client has it."""
+    measure, up, _ = problem.main_score(table)
+    if np.isfinite(np.asarray(table.scores[measure])).any():
+        return evaluation.standing(table, measure, up=up, counted=problem.counted)
+    nothing = np.full(problem.n, np.nan)
+    return evaluation.Standing(measure, {}, nothing, nothing, UNKNOWN, UNKNOWN, tuple(range(problem.n)))
 
 
 def federation_record(

@@ -2,9 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,36 +14,24 @@ from jax import Array
 from jax.tree_util import Partial
 
 from equipoise import evaluation, files
-from equipoise.data import ClientData
 from equipoise.engines import kernel
 from equipoise.engines.checks import check_memory
 from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
 from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
-from equipoise.evaluation import PerClient
-from equipoise.experiment import folders, origin, records
+from equipoise.experiment import folders, origin, records, results
 from equipoise.experiment.chosen import convexified, settle
 from equipoise.experiment.conditioning import with_metric
-from equipoise.experiment.config import Config
+from equipoise.experiment.config import Config, parse
 from equipoise.experiment.convexify.stages import Trained, convexify, given_network, network_config, trained_network
 from equipoise.experiment.methods import BuiltMethod, baselines_of, build_method, training_rows
 from equipoise.experiment.personal import models as personal
 from equipoise.experiment.personal import own_parts
 from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import Problem, Sent, build_problem, precision
-from equipoise.experiment.reading import load_config
-from equipoise.experiment.results import (
-    calibration_of,
-    environment_record,
-    federation_record,
-    git_commit,
-    in_units,
-    write_result,
-    write_row_scores,
-)
-from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, validator, weights_of
-from equipoise.files import write_whole
-from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
+from equipoise.experiment.reading import read
+from equipoise.experiment.writer import RunWriter, Watch, local_evaluator, validator, weights_of
+from equipoise.protocol import Algorithm, RandomKey, as_key
 
 NOT_CHOSEN = (
     "what each owner should use was not chosen: five folds at every owner of so many, of so large a model, would take "
@@ -70,33 +57,9 @@ class RunSpec(NamedTuple):
 class Shared(NamedTuple):
     """What runs on the same data share instead of building it again."""
 
-    data: "ClientRows"
-    git: str | None  # see `git_commit`
-    method: BuiltMethod | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ClientRows:
-    """A problem's rows, in the shapes that the programs of a run are compiled for."""
-
     problem: Problem
-    train: ClientData
-    test: ClientData | None
-
-    @property
-    def scored(self) -> ClientData:
-        """The rows that models are scored on."""
-        return self.train if self.test is None else self.test
-
-    @property
-    def judged(self) -> Any:
-        """The same, with the rows that parts of the owners' own are fitted to."""
-        return self.problem.with_rows(self.train, self.scored)
-
-    @cached_property
-    def scorer(self) -> Callable[[Vector], PerClient]:
-        """Scores models, one after the other."""
-        return evaluation.evaluator(self.problem.plain_task, self.judged, scores=self.problem.scores)
+    method: BuiltMethod | None = None
+    git: str | None = None  # see `results.git_commit`, which is asked where nothing is given
 
 
 class Session(NamedTuple):
@@ -105,7 +68,6 @@ class Session(NamedTuple):
     spec: RunSpec
     problem: Problem
     algorithm: Algorithm
-    data: ClientRows
     writer: RunWriter
     start: Result | None  # where to resume
 
@@ -118,30 +80,28 @@ def run(
     watch: Watch | None = None,
     overwrite: bool = False,
     problem: Problem | None = None,
-    chosen: tuple[records.Choice, ...] = (),
 ) -> records.Run:
     """Runs `config` into `folder`, which must not hold a run yet, unless `overwrite` says so.
 
-    `problem` saves reading the data again where several runs share it, `chosen` choosing again what `config` leaves
-    open. Ctrl-C raises `Stopped` after a checkpoint.
+    `problem` saves reading the data again where several runs share it. Ctrl-C raises `Stopped` after a checkpoint.
     """
     spec = RunSpec(config, folder, label or config.name, watch, overwrite)
-    if chosen:
-        spec = spec._replace(config=settle.applied(config, chosen), asked=config, chosen=chosen)
-    with begun(spec, None if problem is None else shared_on(problem)) as session:
-        run_alone(session)
-        _offer_convexified(session)
-    return records.read(folder)
+    return to_its_end(begun(spec, None if problem is None else Shared(problem)))
 
 
 def resume(
     folder: Path, *, label: str | None = None, watch: Watch | None = None, problem: Problem | None = None
 ) -> records.Run:
     """Resumes from the last checkpoint, bit for bit as if the run had never stopped."""
-    with resumed(folder, label, watch, None if problem is None else shared_on(problem)) as session:
+    return to_its_end(resumed(folder, label, watch, None if problem is None else Shared(problem)))
+
+
+def to_its_end(opened: AbstractContextManager[Session]) -> records.Run:
+    """What the run leaves in its folder."""
+    with opened as session:
         run_alone(session)
         _offer_convexified(session)
-    return records.read(folder)
+    return records.read(session.spec.folder)
 
 
 def _offer_convexified(session: Session) -> None:
@@ -157,9 +117,9 @@ def _offer_convexified(session: Session) -> None:
             return
         pairs = (problem, best.x), (convex.problem, end.x)
         choice = convexified.judged(*pairs, records.read(inside).rows, inside)
-    path, about = folder / records.CHOSEN, records.read_record(folder / records.FEDERATION, records.FederationRecord)
-    before = records.read_record(path, records.Choices).settings if path.is_file() else ()
-    records.write_record(path, records.Choices(settings=(*before, choice)))
+    about = records.read_record(folder / records.FEDERATION, records.FederationRecord)
+    choices = records.Choices(settings=(*(settle.read(folder) or ()), choice))
+    records.write_record(folder / records.CHOSEN, choices)
     about = about.model_copy(update={"notes": (*about.notes, choice.sentence)})
     records.write_record(folder / records.FEDERATION, about)
 
@@ -200,18 +160,18 @@ def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:
 def _trained_here(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
     """Stage 1: trained, resumed, or only read, where a plan has trained it."""
     folder = spec.network or spec.folder / records.STAGE_1
-    overwrite = spec.overwrite and spec.network is None
-    same = problem if stage.run.keep_best == spec.config.run.keep_best else None  # validation rows of its own
-    if overwrite or not (folder / records.CONFIG).is_file():
-        run(stage, folder, watch=spec.watch, overwrite=overwrite, problem=same)
-    elif not records.finished(folder):
-        resume(folder, watch=spec.watch, problem=same)
+    network = RunSpec(stage, folder, stage.name, spec.watch, spec.overwrite and spec.network is None)
+    own_rows = stage.run.keep_best != spec.config.run.keep_best  # validation rows of its own
+    if network.overwrite or not (records.finished(folder) and (folder / records.CONFIG).is_file()):
+        to_its_end(opened(network, None if own_rows else Shared(problem)))
     return trained_network(folder, stage, problem.model)
 
 
-def shared_on(problem: Problem) -> Shared:
-    """For runs on one problem."""
-    return Shared(ClientRows(problem, problem.train, problem.test), git_commit())
+def opened(spec: RunSpec, shared: Shared | None = None) -> AbstractContextManager[Session]:
+    """Begun, or resumed where it was stopped."""
+    if not spec.overwrite and (spec.folder / records.CONFIG).is_file():
+        return resumed(spec.folder, spec.label, spec.watch, shared)
+    return begun(spec, shared)
 
 
 @contextmanager
@@ -226,7 +186,7 @@ def begun(spec: RunSpec, shared: Shared | None = None) -> Iterator[Session]:
         def begin() -> None:
             settings = origin.digest_of_settings(asked)
             held.enter_context(folders.writing(spec.folder, "run", overwrite=spec.overwrite, settings=settings))
-            write_whole(spec.folder / records.CONFIG, asked.toml())
+            files.write_whole(spec.folder / records.CONFIG, asked.toml())
 
         yield held.enter_context(_session(spec, shared, begin))
 
@@ -241,7 +201,7 @@ def resumed(
         require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
         machines = f"the clients of {folder} are machines: resume it with `{command} {file} --out {folder}`"
         require(not (folder / records.AGREEMENT).is_file(), machines)
-        config = load_config(file)
+        config = parse(read(file), source=str(file))
         # With a checkpoint what was changed is said in detail, see `checkpoint.load`.
         as_begun = (folder / records.CHECKPOINT).is_file() or marker.settings == origin.digest_of_settings(config)
         changed = f"{file} is not what the run was begun with: it was changed or is damaged"
@@ -254,43 +214,41 @@ def resumed(
 @contextmanager
 def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) -> Iterator[Session]:
     config, folder = spec.config, spec.folder
-    data, git, method = shared or shared_on(problem_of(spec, begin))
-    problem = data.problem
+    problem, method, git = shared or Shared(problem_of(spec, begin))
     algorithm, notes, chosen = method or build_method(config, problem)
     source = origin.origin_of(config, problem)
     check_memory(jax.eval_shape(partial(kernel.init, algorithm), problem.x), algorithm)
     begin()
-    crossing = crossing_of(algorithm, problem)
-    evaluate = local_evaluator(config, problem, data.train, data.scorer)
-    judge, weights = validator(problem, config.run.keep_by), weights_of(algorithm, problem.x.dtype)
-    writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge, weights)
+    evaluate, judge = local_evaluator(config, problem), validator(problem, config.run.keep_by)
+    weights = weights_of(algorithm, problem.x.dtype)
+    writer = RunWriter(config, folder, problem, algorithm, source, spec.watch, evaluate, judge, weights)
     chosen = (*spec.chosen, *chosen)
     down, up = (sum(getattr(choice, name) for choice in chosen) for name in ("bytes_down", "bytes_up"))
     writer.sent = Sent(problem.sent.down + down, problem.sent.up + up)
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
         notes = (*(choice.sentence for choice in spec.chosen), *notes)
-        about = federation_record(problem, algorithm, notes, baselines_of(config, problem))
+        about = results.federation_record(problem, algorithm, notes, baselines_of(config, problem))
         if chosen:
             records.write_record(folder / records.CHOSEN, records.Choices(settings=chosen))
-        records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files, git))
+        environment = results.environment_record(config, source.files, git or results.git_commit())
+        records.write_record(folder / records.ENVIRONMENT, environment)
         records.write_record(folder / records.FEDERATION, about)
         if start is None:
             writer.begin()
-        yield Session(spec, problem, algorithm, data, writer, start)
+        yield Session(spec, problem, algorithm, writer, start)
     finally:
         writer.close()
 
 
 def run_alone(session: Session) -> None:
-    """Runs it to its end, by itself."""
     config = session.spec.config
     with warnings.catch_warnings(action="ignore", category=LostReplies):  # they are among the result's events
         try:
             result = simulate(
                 session.algorithm,
                 session.problem.x,
-                training_rows(config, session.problem, session.data.train),
+                training_rows(config, session.problem, session.problem.compiled_for),
                 config.run.seed,
                 rounds=config.run.rounds,
                 clients_per_batch=config.run.clients_per_batch,
@@ -315,7 +273,7 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
     settings = sessions[0].spec.config.run
     trials = [
         Trial(s.algorithm, s.problem.x, rows, s.spec.config.run.seed, _lost(s.spec.config))
-        for s, rows in ((s, training_rows(s.spec.config, s.problem, s.data.train)) for s in sessions)
+        for s, rows in ((s, training_rows(s.spec.config, s.problem, s.problem.compiled_for)) for s in sessions)
     ]
 
     def callback(place: int, result: Result) -> None:
@@ -325,7 +283,7 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
             writer.save(result)  # it is completed when all others have ended
 
     try:
-        results = sweep(
+        ends = sweep(
             trials,
             rounds=settings.rounds,
             at_once=width,
@@ -339,7 +297,7 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
             if result is not None:
                 session.writer.save(result)
         raise
-    for session, result in zip(sessions, results, strict=True):
+    for session, result in zip(sessions, ends, strict=True):
         complete(session, result)
 
 
@@ -348,16 +306,16 @@ def complete(session: Session, result: Result) -> None:
     (config, folder, label, *_), problem = session.spec, session.problem
     best = session.writer.best
     x = session.algorithm.model(result.server) if best is None else jnp.asarray(best.x)
-    table = in_units(problem, session.data.scorer(x))
+    table = results.in_units(problem, problem.scorer(x))
     name = "" if problem.score is None else problem.score.name
     if name in problem.scores:
-        task, rows, scores = problem.plain_task, session.data.judged, {name: problem.scores[name]}
+        task, rows, scores = problem.plain_task, problem.judged, {name: problem.scores[name]}
         resample = evaluation.evaluator(task, rows, scores=scores, draws=DRAWS, key=config.run.seed)
-        table = table._replace(resampled=in_units(problem, resample(x)).resampled)
-    write_row_scores(folder, problem, x, session.data.judged, problem.main_score(table).name)
+        table = table._replace(resampled=results.in_units(problem, resample(x)).resampled)
+    results.write_row_scores(folder, problem, x, problem.judged, problem.main_score(table).name)
     part, finite = None, bool(np.isfinite(np.asarray(x)).all())
     if problem.plain_task.own is not None and finite:
-        parts, part = own_parts.made(problem, x, session.data.train, config.run.seed)
+        parts, part = own_parts.made(problem, x, config.run.seed)
         own_parts.write(folder, problem, parts)
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
     chosen_by_folds = config.own_models is not None and config.own_models.kind == "best"
@@ -367,13 +325,13 @@ def complete(session: Session, result: Result) -> None:
         if chosen_by_folds:
             own, models = personal.offered(folder, problem, x)
         else:
-            own, models = personal.made(config, problem, x, session.data.train, session.data.scored)
-        of_them = None if part is None else own_parts.of_models(problem, models, session.data.train)
+            own, models = personal.made(config, problem, x)
+        of_them = None if part is None else own_parts.of_models(problem, models)
         personal.write(folder, problem, own, models, of_them)
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
     more: dict[str, Any] = {"best_round": None if best is None else best.round, "part": part}
-    more["calibration"] = calibration_of(problem, x, session.data.judged) if finite else ()
-    write_result(config, folder, problem, x, result, table, label, events, **more)
+    more["calibration"] = results.calibration_of(problem, x, problem.judged) if finite else ()
+    results.write_result(config, folder, problem, x, result, table, label, events, **more)
 
 
 def _lost(config: Config) -> Lost | None:

@@ -33,7 +33,6 @@ from equipoise.certificates import resolution
 from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows
 from equipoise.errors import not_none
-from equipoise.evaluation import PerClient
 from equipoise.evaluation.predictions import log_loss
 from equipoise.evaluation.skill import Base, base_of, skill_of
 from equipoise.experiment.problems import Problem
@@ -60,7 +59,7 @@ class Server(NamedTuple):
     sums: "SumTable | None" = None  # where sites tell sums only
 
     @property
-    def table(self) -> PerClient:
+    def table(self) -> evaluation.PerClient:
         return self.inner.heard
 
 

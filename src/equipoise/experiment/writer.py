@@ -3,7 +3,8 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -17,7 +18,6 @@ from equipoise import certificates, evaluation, files, tasks
 from equipoise._jax import cached_program, compiled
 from equipoise.certificates import Certificate
 from equipoise.data import ClientData
-from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
 from equipoise.evaluation import PerClient, skill
 from equipoise.evaluation.rules import worst_mean
@@ -27,13 +27,11 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.methods import baselines_of, build_dual, crossing, known_saddle
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.problems import Problem
-from equipoise.experiment.records import Row
 from equipoise.experiment.results import floats, in_units
 from equipoise.leaves import numbers_of
-from equipoise.protocol import Algorithm, Vector, Wire
-from equipoise.tasks import Task
+from equipoise.protocol import Algorithm, Vector
 
-Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
+Watch = Callable[[int, int, records.Row], None]  # rounds done, rounds in all, the last row
 ROWS = 100  # of a history, unless asked otherwise
 
 
@@ -52,11 +50,9 @@ Judge = Callable[[Vector], tuple[float, bool]]
 Evaluate = Callable[[Vector, ArrayLike | None], Evaluation]
 
 
-def local_evaluator(
-    config: Config, problem: Problem, train: ClientData, scorer: Callable[[Vector], PerClient]
-) -> Evaluate:
+def local_evaluator(config: Config, problem: Problem) -> Evaluate:
     """Evaluates models where all rows are at hand."""
-    dual = build_dual(config, problem)
+    dual, train = build_dual(config, problem), problem.compiled_for
     structure, operands = jax.tree.structure(dual), numbers_of(dual, problem.x.dtype)
     certify, respond = certifier(problem.task, structure), responder(structure)
     # Over Flower no site tells its own: runs on owners' files are certified, and end, here as they are there.
@@ -66,7 +62,7 @@ def local_evaluator(
         if lam is None:
             lam = respond(operands, tasks.losses(problem.task, x, train))
         certificate = certify(operands, train, curvatures, x, lam)  # runs while the scorer is called
-        table = in_units(problem, scorer(x))
+        table = in_units(problem, problem.scorer(x))
         losses, objective, gap = jax.device_get((certificate.losses, certificate.robust, certificate.gap))
         return Evaluation(losses, objective, gap, table)
 
@@ -74,7 +70,7 @@ def local_evaluator(
 
 
 @cached_program
-def certifier(task: Task, dual: PyTreeDef) -> Callable:
+def certifier(task: tasks.Task, dual: PyTreeDef) -> Callable:
     """Certificates of models for duals of that structure; compiled once for all their numbers."""
 
     def certify(numbers: tuple, data: ClientData, bends: Array | None, x: Vector, lam: Array) -> Certificate:
@@ -115,36 +111,34 @@ def validator(problem: Problem, by: str = "worst fifth") -> Judge | None:
     return judge
 
 
+@dataclass(eq=False)
 class RunWriter:
     """Evaluates the model now and then, writes the history, and a checkpoint when one is due."""
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        problem: Problem,
-        algorithm: Algorithm,
-        crossing: Sequence[Wire],
-        source: Origin,
-        watch: Watch | None,
-        evaluate: Evaluate,
-        judge: Judge | None = None,
-        weights: Callable[[Any], Any] | None = None,  # of a server, where not the algorithm's own: compiled once
-    ):
-        self.source = source
+    config: Config
+    folder: Path
+    problem: Problem
+    algorithm: Algorithm
+    source: Origin
+    watch: Watch | None
+    evaluate: Evaluate
+    judge: Judge | None = None
+    weights: Callable[[Any], Any] | None = None  # of a server, where not the algorithm's own: compiled once
+    best: checkpoint.Best | None = None  # with a judge, from the first model on
+    certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
+
+    def __post_init__(self) -> None:
+        config, problem = self.config, self.problem
         self.written, self.digest = 0, hashlib.sha256()  # of the history: its length in bytes, and its digest
-        self.config, self.folder, self.problem, self.algorithm, self.watch = config, folder, problem, algorithm, watch
         self.every = config.run.evaluate_every or max(1, config.run.rounds // ROWS)
-        self.evaluate, self.judge, self.weights = evaluate, judge, weights or algorithm.weights
-        self.best: checkpoint.Best | None = None  # with a judge, from the first model on
         self.saddle = known_saddle(config, problem)
-        self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
+        wires = crossing(self.algorithm, problem)
+        self.down, self.up = (np.array([getattr(wire, way) for wire in wires], np.int64) for way in ("down", "up"))
         self.sent = problem.sent
         base = baselines_of(config, problem)
         self.base = 0.0 if base is None else float(np.mean(base))  # gains may be about zero: a share is of losses
         self.saved = time.monotonic()
-        self.boards = boards(config, folder, problem.names)
-        self.certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
+        self.boards = boards(config, self.folder, problem.names)
 
     def start(self) -> Result | None:
         """The last checkpoint, the history cut back to it; None where there is none."""
@@ -167,7 +161,7 @@ class RunWriter:
         counts = {"asked": nobody, "answered": nobody, "bytes_down": self.sent.down, "bytes_up": self.sent.up}
         self.write(self.problem.x, None, round=0, seconds=0.0, broken=0, **counts)
 
-    def save(self, result: Result, more: dict[str, Any] | None = None) -> None:
+    def save(self, result: Result, more: dict[str, object] | None = None) -> None:
         """A checkpoint; what it counts on is on the disk before."""
         files.sync(self.folder / records.HISTORY)
         written = checkpoint.Written(length=self.written, digest=self.digest.hexdigest())
@@ -187,7 +181,8 @@ class RunWriter:
             "bytes_down": self.sent.down + int(np.dot(asked, self.down)),
             "bytes_up": self.sent.up + int(np.dot(answered, self.up)),
         }
-        self.write(self.algorithm.model(server), self.weights(server), **counted | counts)
+        weights = self.weights or self.algorithm.weights
+        self.write(self.algorithm.model(server), weights(server), **counted | counts)
 
     def callback(self, result: Result) -> None:
         self.record(result)
@@ -203,7 +198,9 @@ class RunWriter:
     def write(self, x: Vector, lam: ArrayLike | None, **counts: Any) -> None:
         # Only weights of the run's own objective certify anything about it.
         evaluation = self.evaluate(x, lam if self.algorithm.dual is not None else None)
-        row = Row(
+        with np.errstate(over="ignore"):  # a run that diverges says so in its result
+            distance = None if self.saddle is None else float(np.sum((np.asarray(x, np.float64) - self.saddle) ** 2))
+        row = records.Row(
             **counts,
             validation=self._validate(x, counts["round"]),
             loss=floats(evaluation.losses),
@@ -211,7 +208,7 @@ class RunWriter:
             lam=None if lam is None else floats(lam),
             objective=float(evaluation.objective),
             gap=float(evaluation.gap),
-            distance=None if self.saddle is None else _distance(x, self.saddle),
+            distance=distance,
         )
         wanted, size = self.config.run.until_gap, abs((row.objective or 0) + self.base)
         if wanted is not None and row.gap is not None and row.gap <= wanted * size:
@@ -250,22 +247,3 @@ def weights_of(algorithm: Algorithm, dtype: DTypeLike) -> Callable[[Any], Any]:
 @cached_program
 def _weights(structure: PyTreeDef) -> Callable:
     return compiled(lambda numbers, server: structure.unflatten(numbers).weights(server))
-
-
-def crossing_of(algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:
-    """What crosses in a round: the same for all algorithms of that structure."""
-    seen = _wires(jax.tree.structure(algorithm))
-    shapes = str((problem.x.shape, problem.x.dtype, client_shapes(problem.in_metric(problem.compiled_for))))
-    if shapes not in seen:
-        seen[shapes] = crossing(algorithm, problem)
-    return seen[shapes]
-
-
-@cached_program
-def _wires(structure: PyTreeDef) -> dict[str, Sequence[Wire]]:
-    return {}
-
-
-def _distance(x: ArrayLike, y: np.ndarray) -> float:
-    with np.errstate(over="ignore"):  # a run that diverges says so in its result
-        return float(np.sum((np.asarray(x, np.float64) - y) ** 2))

@@ -18,18 +18,12 @@ from equipoise.models.model import Model as Model
 from equipoise.models.resnet import resnet as resnet
 from equipoise.models.torch_module import torch_module as torch_module
 
-# Made of a network, by the files of `equipoise.experiment.convexify`, which stands above this package.
-MADE_OF_NETWORKS = {
-    "convexified": "models",
-    "linearised": "models",
-    "gradient_features": "features",
-    "module_features": "torch_features",
-    "torch_convexified": "torch_features",
-}
+# Made of a network, by `equipoise.experiment.convexify.features`, which stands above this package.
+MADE_OF_NETWORKS = ("convexified", "linearised", "gradient_features", "module_features", "torch_convexified")
 
 
 def _made_of_network(name: str) -> Callable[..., Model]:
-    return getattr(importlib.import_module(f"equipoise.experiment.convexify.{MADE_OF_NETWORKS[name]}"), name)
+    return getattr(importlib.import_module("equipoise.experiment.convexify.features"), name)
 
 
 if not TYPE_CHECKING:

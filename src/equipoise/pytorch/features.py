@@ -20,7 +20,7 @@ from equipoise import artifact
 from equipoise.data.shards import Shards, stack
 from equipoise.errors import require
 from equipoise.experiment.convexify.features import Kind, Projection, draw_projection, rows_at_once
-from equipoise.experiment.convexify.torch_features import module_features as sizes_of_module
+from equipoise.experiment.convexify.features import module_features as sizes_of_module
 from equipoise.pytorch.site import Batch, in_numpy, trained
 
 Features = Callable[[torch.Tensor], torch.Tensor]  # inputs [b, ...] -> [b, p]

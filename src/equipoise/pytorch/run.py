@@ -33,8 +33,8 @@ from equipoise.errors import not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.features import draw_projection, random_layer
+from equipoise.experiment.convexify.features import module_features as sizes_of_module
 from equipoise.experiment.convexify.stages import feature_seed
-from equipoise.experiment.convexify.torch_features import module_features as sizes_of_module
 from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
 from equipoise.privacy import policy

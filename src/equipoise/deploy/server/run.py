@@ -51,7 +51,7 @@ from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import given_network, network_config, trained_network
 from equipoise.experiment.folders import RECEIPTS
-from equipoise.experiment.methods import build_dual, crossing
+from equipoise.experiment.methods import build_dual
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.personal import models as personal
 from equipoise.experiment.problems import precision
@@ -208,8 +208,7 @@ class FederatedRun:
         self.config, self.folder, self.setup, self.federation = config, folder, setup, federation
         # The rows are at the sites, which know them by the digest of the agreement.
         source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
-        sent = crossing(setup.algorithm, setup.problem)
-        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, sent, source, watch, self.evaluated)
+        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, source, watch, self.evaluated)
         self.dual = build_dual(config, setup.problem)
         self.secure = secure_sums(config)
         s = not_none(config.federation)

@@ -1,4 +1,4 @@
-"""A trained network as a fixed map from examples to features, on which training is convex.
+"""A trained network as a fixed map from examples to features, on which training is convex; and models made of one.
 
 Train-Convexify-Train (Yu, Wei, Karimireddy, Ma and Jordan 2022), stage 2. The last layer is replaced by a random one of
 a single output, the same for all clients,
@@ -15,8 +15,10 @@ With `sketch`, phi(a)'phi(a') has the mean g(a)'g(a') over the seeds. The bucket
 as even as can be: no bucket is empty, sums have one order, and a GPU computes them the same each time.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import equinox as eqx
 import jax
@@ -27,8 +29,9 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Float, Int
 
-from equipoise.errors import not_none, one_of, positive, require
-from equipoise.models.model import Model, Params
+from equipoise.errors import InputError, not_none, one_of, positive, require
+from equipoise.models.model import Model, Params, saved
+from equipoise.models.torch_module import torch_module
 
 Kind = Literal["sketch", "coordinates", "last"]
 KINDS: tuple[Kind, ...] = ("sketch", "coordinates", "last")
@@ -48,6 +51,7 @@ class GradientFeatures(NamedTuple):
 
     size: int  # p
     parameters: int  # P
+    fan_in: int  # of the last layer
     with_random_layer: Callable[[Params, ArrayLike], Params]  # theta, seed -> theta with w and b for its last layer
     projection: Callable[[ArrayLike], Projection | None]  # of the seed; None: nothing is projected
     apply: Callable[[Params, Projection | None, Array], Float[Array, "b p"]]
@@ -66,7 +70,6 @@ def gradient_features(network: Model, *, kind: Kind = "sketch", features: int = 
     fan_in, biased = layer.weight.shape[1], layer.bias is not None
     everything = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     parameters = everything - (layer.weight.shape[0] - 1) * (fan_in + biased)
-    p = feature_count(kind, features, parameters, fan_in)
 
     def with_random_layer(params: Params, seed: ArrayLike) -> Params:
         old = last(params)
@@ -95,18 +98,99 @@ def gradient_features(network: Model, *, kind: Kind = "sketch", features: int = 
 
         return jax.lax.map(of_one, inputs, batch_size=min(rows_at_once(parameters), len(inputs)))
 
+    return _made(kind, features, parameters, fan_in, with_random_layer, apply)
+
+
+def module_features(
+    parameters: Sequence[Sequence[Any]], last: str, *, kind: Kind = "sketch", features: int = FEATURES
+) -> GradientFeatures:
+    """Of a PyTorch module with these parameters, whose last layer is the torch.nn.Linear called `last`.
+
+    As far as their sizes go: PyTorch makes the features (`pytorch/features.py`).
+    """
+    one_of("kind of features", kind, KINDS)
+    positive("features", features)
+    shapes = {str(name): tuple(map(int, shape)) for name, shape in parameters}
+    weight, bias = f"{last}.weight", f"{last}.bias"
+    require(
+        len(shapes.get(weight, ())) == 2,
+        f"the module has no trained matrix '{weight}', which its last layer would have; give the name of a "
+        f"torch.nn.Linear; its parameters are {', '.join(shapes)}",
+    )
+    (outputs, fan_in), biased = shapes[weight], bias in shapes
+    total = sum(math.prod(shape) for shape in shapes.values()) - (outputs - 1) * (fan_in + biased)
+
+    def with_random_layer(params: Params, seed: ArrayLike) -> Params:
+        drawn = random_layer(seed, fan_in, params[weight].dtype)
+        new = {weight: drawn[None, :fan_in]} | ({bias: drawn[fan_in:]} if biased else {})
+        return OrderedDict((name, new.get(name, value)) for name, value in params.items())
+
+    def apply(params: Params, projected: Projection | None, inputs: Array) -> NoReturn:
+        wrong = "this model is linear in features of a PyTorch module, which Equipoise cannot apply"
+        remedy = "make a function of it with equipoise.pytorch.features.load_convexified(module, path)"
+        raise InputError(f"{wrong}; {remedy}")
+
+    return _made(kind, features, total, fan_in, with_random_layer, apply)
+
+
+def _made(
+    kind: Kind, features: int, parameters: int, fan_in: int, with_random_layer: Callable, apply: Callable
+) -> GradientFeatures:
+    p = fan_in if kind == "last" else min(features, parameters)
+
     def projection(seed: ArrayLike) -> Projection | None:
         return draw_projection(seed, kind, p, parameters)
 
-    return GradientFeatures(p, parameters, with_random_layer, projection, apply)
+    return GradientFeatures(p, parameters, fan_in, with_random_layer, projection, apply)
+
+
+def convexified(network: Model, outputs: int, kind: Kind = "sketch", features: int = FEATURES, seed: int = 0) -> Model:
+    """X (phi(a) - mean) * scale of raw inputs a, phi as in `gradient_features`; X = `head` is what is trained."""
+    positive("outputs", outputs)
+    arguments = {"network": saved(network), "outputs": outputs, "kind": kind, "features": features, "seed": seed}
+    features_of = gradient_features(network, kind=kind, features=features)
+    return _linear("convexified", arguments, network, features_of)
+
+
+def torch_convexified(
+    parameters: Sequence[Sequence[object]], last: str, outputs: int, kind: Kind, features: int, seed: int
+) -> Model:
+    """As `convexified`, of a module of these parameters: what it is made of, for PyTorch to apply."""
+    network = torch_module(parameters)
+    arguments = {"parameters": network.arguments["parameters"], "last": last, "outputs": outputs, "kind": kind}
+    features_of = module_features(parameters, last, kind=kind, features=features)
+    return _linear("torch_convexified", arguments | {"features": features, "seed": seed}, network, features_of)
+
+
+def _linear(name: str, arguments: dict[str, Any], network: Model, features: GradientFeatures) -> Model:
+    p, seed = features.size, arguments["seed"]
+
+    def init(key: Array) -> Params:
+        params, head = features.with_random_layer(network.init(key), seed), jnp.zeros((arguments["outputs"], p))
+        return {"network": params, "mean": jnp.zeros(p), "scale": jnp.ones(p), "head": head}
+
+    def apply(params: Params, inputs: Array) -> Array:
+        phi = features.apply(params["network"], features.projection(seed), inputs)
+        return ((phi - params["mean"][None]) * params["scale"][None]) @ params["head"].T
+
+    return Model(init, apply, name, arguments)
+
+
+def linearised(network: Model) -> Model:
+    """f(theta_0) + J(theta_0) delta: `network` is theta_0, and delta = `change` is what is trained."""
+
+    def init(key: Array) -> Params:
+        params = network.init(key)
+        return {"network": params, "change": jax.tree.map(jnp.zeros_like, params)}
+
+    def apply(params: Params, inputs: Array) -> Array:
+        value, change = jax.jvp(lambda theta: network.apply(theta, inputs), (params["network"],), (params["change"],))
+        return value + change
+
+    return Model(init, apply, "linearised", {"network": saved(network)})
 
 
 # What a network of another library has the same.
-
-
-def feature_count(kind: Kind, features: int, parameters: int, fan_in: int) -> int:
-    """p."""
-    return fan_in if kind == "last" else min(features, parameters)
 
 
 def random_layer(seed: ArrayLike, fan_in: int, dtype: DTypeLike) -> Float[Array, " fan_in+1"]:

@@ -25,16 +25,13 @@ from jaxtyping import Float
 from equipoise import artifact, cohorts, models, tasks
 from equipoise._jax import compiled
 from equipoise.algorithms.moments import moments, scaling
-from equipoise.data import ClientData
 from equipoise.data.pool import Pool
-from equipoise.data.shards import Shards, client_shapes
+from equipoise.data.shards import ClientData, Shards, client_shapes
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice, records
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import models as made
-from equipoise.experiment.convexify import torch_features
-from equipoise.experiment.convexify.features import GradientFeatures, gradient_features, rows_at_once
+from equipoise.experiment.convexify import features as gradients
 from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
 from equipoise.models.model import Model, Params, saved
 from equipoise.protocol import Vector
@@ -47,7 +44,7 @@ def network_config(config: Config) -> Config:
     length = choice.network_rounds(config) if own is None else own
     if federation is not None:  # defences that only SCAFF-PD on a convex model has
         federation = federation.model_copy(update={"project": False, "clip_gradients": None})
-    stage: dict[str, Any] = {"name": "network", "convexify": None, "federation": federation}
+    stage: dict[str, object] = {"name": "network", "convexify": None, "federation": federation}
     stage |= {"algorithm": settings.algorithm, "objective": settings.objective}
     stage["model"] = config.model.model_copy(update={"metric": "none"})
     stage["run"] = config.run.model_copy(update={**length, "until_gap": None})
@@ -134,39 +131,30 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
         return ravel_pytree(params["change"])[0]
 
     sent = _sent_since(sent, problem, numbers=task.size)
-    convex = replace(
-        problem,
-        model=made.linearised(network),
-        task=task,
-        l2=settings.l2,
-        x=jnp.zeros(task.size, problem.x.dtype),
-        notes=(*problem.notes, f"the model is the first-order expansion of a {network.name} {how}"),
-        network=Network(problem.train, problem.test, theta, insert, extract, sent),
-    )
-    return with_own_parts(config, convex)
+    made_of = Network(problem.train, problem.test, theta, insert, extract, sent)
+    note = f"the model is the first-order expansion of a {network.name} {how}"
+    return _convex(config, replace(problem, model=gradients.linearised(network), network=made_of), task, note)
 
 
-class FeatureSizes(NamedTuple):
-    """What is known of features without making any."""
-
-    size: int  # p
-    parameters: int  # P
-    with_random_layer: Callable[[Params, ArrayLike], Params]
-    model: Model  # X (phi(a) - mean) * scale
+def _convex(config: Config, problem: Problem, task: tasks.Task, note: str) -> Problem:
+    """With the convex task, started from zero."""
+    settings, x = not_none(config.convexify), jnp.zeros(task.size, problem.x.dtype)
+    return with_own_parts(config, replace(problem, task=task, l2=settings.l2, x=x, notes=(*problem.notes, note)))
 
 
-def feature_sizes(config: Config, network: Model, outputs: int) -> FeatureSizes:
-    """`network` may be a PyTorch module, of which only its site can make features."""
+def feature_sizes(config: Config, network: Model, outputs: int) -> tuple[gradients.GradientFeatures, Model]:
+    """Of features that were not made yet, and the model X (phi(a) - mean) * scale.
+
+    `network` may be a PyTorch module, of which only its site can make features.
+    """
     settings, seed = not_none(config.convexify), feature_seed(config)
     options: dict[str, Any] = {"kind": settings.kind, "features": settings.features}
     if network.name == "torch":
         parameters, last = network.arguments["parameters"], not_none(settings.last)
-        module = torch_features.module_features(parameters, last, **options)
-        model = torch_features.torch_convexified(parameters, last, outputs, seed=seed, **options)
-        return FeatureSizes(module.size, module.parameters, module.with_random_layer, model)
-    programs = _programs(json.dumps(saved(network)), **options)
-    model = made.convexified(network, outputs, seed=seed, **options)
-    return FeatureSizes(programs.features.size, programs.features.parameters, programs.with_random_layer, model)
+        model = gradients.torch_convexified(parameters, last, outputs, seed=seed, **options)
+        return gradients.module_features(parameters, last, **options), model
+    model = gradients.convexified(network, outputs, seed=seed, **options)
+    return _programs(json.dumps(saved(network)), **options), model
 
 
 def feature_seed(config: Config) -> int:
@@ -180,7 +168,8 @@ def feature_maker(config: Config, network: Model, theta: Params) -> Callable[[Ex
     settings, seed = not_none(config.convexify), np.uint32(feature_seed(config))
     programs = _programs(json.dumps(saved(network)), kind=settings.kind, features=settings.features)
     params, projection = programs.with_random_layer(theta, seed), programs.projection(seed)
-    return lambda data: on_features(data, lambda rows: programs.apply(params, projection, rows), programs.at_once)
+    at_once = gradients.rows_at_once(programs.parameters)
+    return lambda data: on_features(data, lambda rows: programs.apply(params, projection, rows), at_once)
 
 
 def problem_on_features(
@@ -193,7 +182,7 @@ def problem_on_features(
 ) -> Problem:
     """Least squares on scaled features `train` and `test`, which may be elsewhere; `problem` is the network's."""
     settings, outputs, (theta, how, sent) = not_none(config.convexify), len(problem.classes) or 1, trained
-    sizes = feature_sizes(config, problem.model, outputs)
+    sizes, model = feature_sizes(config, problem.model, outputs)
     p = sizes.size
     options = {"l2": settings.l2, "batch": settings.batch}
     if problem.classes:
@@ -213,19 +202,10 @@ def problem_on_features(
     def insert(x: ArrayLike) -> Params:
         return {**fixed, "head": jnp.asarray(x).reshape(outputs, p)}
 
-    convex = replace(
-        problem,
-        train=train,
-        test=test,
-        model=sizes.model,
-        loss="squared" if problem.classes else "squared_error",
-        task=task,
-        l2=settings.l2,
-        x=jnp.zeros(task.size, problem.x.dtype),
-        notes=(*problem.notes, note),
-        network=Network(problem.train, problem.test, fixed, insert, lambda params: params["head"].ravel(), sent),
-    )
-    return with_own_parts(config, convex)
+    made_of = Network(problem.train, problem.test, fixed, insert, lambda params: params["head"].ravel(), sent)
+    loss = "squared" if problem.classes else "squared_error"
+    linear = replace(problem, train=train, test=test, model=model, loss=loss, network=made_of)
+    return _convex(config, linear, task, note)
 
 
 def _sent_since(sent: Sent, problem: Problem, *, numbers: int, sums: int = 0) -> Sent:
@@ -234,21 +214,12 @@ def _sent_since(sent: Sent, problem: Problem, *, numbers: int, sums: int = 0) ->
     return Sent(sent.down + n * real * numbers, sent.up + n * 8 * sums)
 
 
-class Programs(NamedTuple):
-    """Compiled once for a network, whatever its parameters and the seed."""
-
-    features: GradientFeatures
-    with_random_layer: Callable
-    projection: Callable
-    apply: Callable
-    at_once: int  # rows
-
-
 @lru_cache(maxsize=8)
-def _programs(network: str, **options: Any) -> Programs:
-    made = gradient_features(models.build(**json.loads(network)), **options)
-    parts = compiled(made.with_random_layer), compiled(made.projection), compiled(made.apply)
-    return Programs(made, *parts, rows_at_once(made.parameters))
+def _programs(network: str, **options: Any) -> gradients.GradientFeatures:
+    """Compiled once for a network, whatever its parameters and the seed."""
+    features = gradients.gradient_features(models.build(**json.loads(network)), **options)
+    sizes = features.size, features.parameters, features.fan_in
+    return gradients.GradientFeatures(*sizes, *(compiled(part) for part in features[3:]))
 
 
 def on_features(data: Examples, features: Callable[[Any], Array], at_once: int) -> Examples:

@@ -20,15 +20,15 @@ from equipoise import algorithms
 from equipoise._jax import compiled
 from equipoise.engines.simulator import Progress, simulate
 from equipoise.errors import not_none
-from equipoise.evaluation import PerClient, evaluate_own, of_rows, standing
+from equipoise.evaluation import PerClient, evaluate_own, of_rows
 from equipoise.evaluation.predictions import log_loss
 from equipoise.experiment import records
-from equipoise.experiment.config import Config
-from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
+from equipoise.experiment.config import Config, OptimizerSettings
+from equipoise.experiment.methods import falling, with_own_steps
 from equipoise.experiment.personal.fits import least_loss
 from equipoise.experiment.problems import Problem
-from equipoise.experiment.results import floats, in_units, skill_of_rows
-from equipoise.protocol import Algorithm, Vector
+from equipoise.experiment.results import floats, in_units, skill_of_rows, standing_of
+from equipoise.protocol import Algorithm, Data, Vector
 from equipoise.tasks import Task
 
 Models = Float[Array, "n d"]  # one of every client
@@ -66,12 +66,13 @@ def trained(problem: Problem, configs: Sequence[Config], watch: Progress | None 
     if local is None:
         return None
     task = problem.plain_task if local.optimizer is None else with_own_steps(problem.plain_task, local.optimizer)
-    algorithm: Algorithm[Any, Vector] = algorithms.alone(task, problem.n, steps=local.steps, local_lr=local.lr)
+
+    def method(local_lr: float) -> Algorithm[Any, Vector]:
+        return algorithms.alone(task, problem.n, steps=local.steps, local_lr=local_lr)
+
+    algorithm = method(local.lr)
     if local.schedule is not None:
-        falling = SCHEDULES[local.schedule](local.lr, local.rounds)
-        algorithm = algorithms.with_local_schedule(
-            lambda local_lr: algorithms.alone(task, problem.n, steps=local.steps, local_lr=local_lr), falling
-        )
+        algorithm = algorithms.with_local_schedule(method, falling(local.schedule, local.lr, local.rounds))
     run = configs[0].run
     end = simulate(
         algorithm,
@@ -92,7 +93,7 @@ class LocalSteps(NamedTuple):
     steps: int  # of a round
     lr: float
     rounds: int  # in which it takes part
-    optimizer: Any = None
+    optimizer: OptimizerSettings | None = None
     schedule: str | None = None
 
 
@@ -118,8 +119,7 @@ def _fits(task: Task) -> Callable[[Vector, Any], Models]:
     return compiled(lambda x, train: jax.lax.map(lambda i: fitted(task, x, train.client(i)), jnp.arange(train.n)))
 
 
-def fitted(task: Task, x: Vector, shard: Any) -> Vector:
-    """The least loss of one client."""
+def fitted(task: Task, x: Vector, shard: Data) -> Vector:
     prepared = task.prepare(shard)
     return least_loss(lambda u: task.loss(u, prepared), x)
 
@@ -139,13 +139,6 @@ def scored(problem: Problem, models: Models) -> tuple[PerClient, dict[str, np.nd
 
 def record_of(problem: Problem, table: PerClient) -> records.AloneRecord:
     table = in_units(problem, table)
-    measure, up, _ = problem.main_score(table)
-    any_finite = np.isfinite(np.asarray(table.scores[measure])).any()
-    bounds = standing(table, measure, up=up, counted=problem.counted) if any_finite else None
-    nothing: tuple[None, ...] = (None,) * problem.n
-    return records.AloneRecord(
-        measure=measure,
-        scores={name: floats(values) for name, values in table.scores.items()},
-        low=floats(bounds.low) if bounds else nothing,
-        high=floats(bounds.high) if bounds else nothing,
-    )
+    stands = standing_of(problem, table)
+    scores = {name: floats(values) for name, values in table.scores.items()}
+    return records.AloneRecord(measure=stands.score, scores=scores, low=floats(stands.low), high=floats(stands.high))

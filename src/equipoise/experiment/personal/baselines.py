@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,16 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise._jax import compiled
-from equipoise.data.shards import Shards, client_shapes
+from equipoise.data.shards import ClientData, Shards, client_shapes
 from equipoise.experiment.personal.paths import FOLDS, Parts, fold, path
 from equipoise.protocol import Vector, tree_where
-from equipoise.tasks import Task
-from equipoise.tasks.task import Scalar
+from equipoise.tasks.task import Scalar, Task
 
 FEWEST = 2 * FOLDS  # rows, below which there are no folds
 ROOM = 1024  # rows, up to which all owners are padded alike
 L2 = (4.0, 0.6, 0.06, 0.006, 0.0006)
 Tell = Callable[[int, int], None]
+Made = TypeVar("Made")
 
 
 class OwnFit(NamedTuple):
@@ -51,36 +51,38 @@ def watched(tell: Tell) -> Iterator[None]:
         _tell.reset(token)
 
 
-def own_fits(task: Task, convex: bool, x: Vector, train: Any) -> OwnFit:
+def own_fits(task: Task, convex: bool, x: Vector, train: ClientData) -> OwnFit:
     """Of every owner, one after the other."""
     fit, tell = _of_one(task, convex), _tell.get()
-    fits: list[OwnFit] = []
-    for shard in each_owner(train):
-        tell(len(fits), train.n)
-        fits.append(jax.tree.map(np.asarray, fit(x, shard)))
+
+    def of_one(i: int, shard: Shards) -> OwnFit:
+        tell(i, train.n)
+        return fit(x, shard)
+
+    fits = of_each_owner(of_one, train)
     tell(train.n, train.n)
-    return jax.tree.map(lambda *each: jnp.asarray(np.stack(each)), *fits)
+    return fits
 
 
-def each_owner(train: Any) -> Iterator[Shards]:
-    """Less padded where there are many more rows of others: each shape is a program, and there are a few."""
+def of_each_owner(make: Callable[[int, Shards], Made], train: ClientData) -> Made:
+    """A row of each; less padded where others have many more rows: each shape is a program, and there are a few."""
     train, sizes = jax.tree.map(jnp.asarray, train), np.asarray(train.sizes)
-    rows = client_shapes(train).labels.shape[0]
+    rows, made = client_shapes(train).labels.shape[0], []
     for i, size in enumerate(sizes):
         room = ROOM
         while room < size:
             room *= 16
-        yield _cut(train, np.int32(i), min(rows, room))
+        made.append(jax.tree.map(np.asarray, make(i, _cut(train, np.int32(i), min(rows, room)))))
+    return jax.tree.map(lambda *each: jnp.asarray(np.stack(each)), *made)
 
 
 @partial(jax.jit, static_argnums=2)
-def _cut(train: Any, i: Array, rows: int) -> Shards:
+def _cut(train: ClientData, i: Array, rows: int) -> Shards:
     shard = train.client(i)
     return Shards(shard.inputs[:rows], shard.labels[:rows], shard.sizes)
 
 
 def own_loss(task: Task, convex: bool, x: Vector, shard: Shards) -> float:
-    """One owner's, where its rows are."""
     return float(_of_one(task, convex)(x, shard).loss)
 
 

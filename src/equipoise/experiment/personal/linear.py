@@ -127,7 +127,7 @@ class _Rows:
         """The sum of what `add` makes of the blocks."""
         blocks = (self.a, self.labels, self.z, self.real)
 
-        def one(t: Any) -> Any:
+        def one(t: int | Array) -> Any:
             return add(jax.tree.map(lambda b: b[t], blocks))
 
         if self.blocks == 1:
@@ -193,12 +193,12 @@ class _Rows:
         def values(state: State) -> Float[Array, " f"]:
             return jnp.sum(self.weights * state.losses, axis=1) + jnp.sum(ridge * state.u**2, axis=(1, 2)) / 2
 
-        def solved(factor: Any, grads: Models) -> Models:
+        def solved(factor: Array, grads: Models) -> Models:
             if self.constant:
                 return jax.vmap(solve_factored, in_axes=(None, 1), out_axes=1)(factor, grads)
             return solve_factored(factor, grads.reshape(models, -1)).reshape(grads.shape)
 
-        def stepped(factor: Any, state: State) -> State:
+        def stepped(factor: Array, state: State) -> State:
             grads, now = state.grads + ridge * state.u, values(state)
             d = solved(factor, grads)
             fall = jnp.sum(d * grads, axis=(1, 2))

@@ -10,7 +10,6 @@ up      its scores and those of the own model, on the owner's held-out rows; and
 The own model stays with its owner, as the client's state.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,19 +21,20 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
-from equipoise import artifact, evaluation, tensors
+from equipoise import artifact, evaluation
 from equipoise.algorithms import Split, fine_tuning
 from equipoise.algorithms.measurement import measurement
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows, Shards
 from equipoise.engines.simulator import simulate
-from equipoise.errors import InputError, not_none, require
+from equipoise.errors import not_none, require
+from equipoise.evaluation import PerClient
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.personal import alone, offers, own_parts
 from equipoise.experiment.personal.baselines import own_fit
-from equipoise.experiment.problems import Problem
+from equipoise.experiment.problems import Envelope, Problem
 from equipoise.experiment.results import floats, in_units
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 
@@ -55,9 +55,11 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
     """An algorithm of one round, for any engine: clients end with the models that they keep."""
     n, plain = problem.n, problem.plain_task
     if not_none(config.own_models).kind == "best":
-        prepare_rows, keep = _best(problem)
+        prepare_rows, keep = lambda shard: shard, _best(problem)
+    elif problem.envelope is not None:
+        prepare_rows, keep = problem.envelope.personal.task.prepare, _of_envelope(problem.envelope)
     else:
-        prepare_rows, keep = _fine_tuned(config, problem) if problem.envelope is None else _of_envelope(problem)
+        prepare_rows, keep = _fine_tuned(config, problem)
     scores = evaluation.suited(plain.predict, problem.x, problem.train.client(0), problem.loss)
     if problem.score is not None and problem.score.own is not None:
         scores = scores | {problem.score.name: problem.score.own}
@@ -88,23 +90,19 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
     return measurement("own_models", n, plain.size, exchange, init=init, prepare=prepare, init_client=lambda x: x)
 
 
-def _best(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
-    task = problem.plain_task
-
+def _best(problem: Problem) -> Keep:
     def keep(x: Vector, shard: Data, key: RandomKey) -> tuple[Vector, Array]:
-        offer = offers.best_of(task, x, shard, own_fit(task, problem.convex, x, shard))
-        return offer.model, offer.pull
+        return offers.best_of(task, x, shard, own_fit(task, problem.convex, x, shard))
 
-    return lambda shard: shard, keep
+    task = problem.plain_task
+    return keep
 
 
-def _of_envelope(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
-    envelope = not_none(problem.envelope)
-
+def _of_envelope(envelope: Envelope) -> Keep:
     def keep(x: Vector, data: Data, key: RandomKey) -> tuple[Vector, Array]:
         return envelope.personal.model(x, data, key), jnp.full((), envelope.mu, x.dtype)
 
-    return envelope.personal.task.prepare, keep
+    return keep
 
 
 def _fine_tuned(config: Config, problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
@@ -141,13 +139,13 @@ def divided(shard: Shards, share: float) -> Split:
     return Split(part(order, kept), part(jnp.roll(order, -kept), left_out))
 
 
-def made(config: Config, problem: Problem, x: Vector, train: Any, scored: Any) -> tuple[records.PersonalRecord, Any]:
+def made(config: Config, problem: Problem, x: Vector) -> tuple[records.PersonalRecord, Array]:
     """Where all rows are at hand: how every owner fares, and the own models [n, d]; of kind "best" see `offered`."""
     algorithm = own_models(config, problem)
     end = simulate(
         algorithm,
         x,
-        OwnerRows(train, scored),
+        OwnerRows(problem.compiled_for, problem.scored),
         config.run.seed,
         rounds=1,
         clients_per_batch=config.run.clients_per_batch,
@@ -156,30 +154,28 @@ def made(config: Config, problem: Problem, x: Vector, train: Any, scored: Any) -
     return recorded(config, problem, end.server), end.clients
 
 
-def offered(folder: Path, problem: Problem, x: Vector) -> tuple[records.PersonalRecord, Any]:
+def offered(folder: Path, problem: Problem, x: Vector) -> tuple[records.PersonalRecord, Array]:
     """As `made`, of kind "best"; the scores row by row are kept, and what owners get alone is recorded beside them."""
     offers_made = offers.best_of_each(problem.plain_task, x, problem.train, problem.own_fits)
     shared, _ = alone.scored(problem, jnp.stack([x] * problem.n))
     own, rows = alone.scored(problem, offers_made.model)
     shared, own = (in_units(problem, table) for table in (shared, own))
-    measure, up, _ = problem.main_score(shared)
+    measure = problem.main_score(shared).name
     alone.write_rows(folder / records.OWN_ROWS, problem, measure, rows)
     alone.write([folder], problem, [])
-    record = records.PersonalRecord(
-        kind="best",
-        measure=measure,
-        higher_is_better=up,
-        shared=floats(shared.scores[measure]),
-        own=floats(own.scores[measure]),
-        pull=floats(offers_made.pull),
-        scores={name: floats(values) for name, values in own.scores.items()},
-    )
-    return record, offers_made.model
+    scores = {name: floats(values) for name, values in own.scores.items()}
+    return _recorded("best", problem, shared, own, offers_made.pull, scores), offers_made.model
 
 
 def recorded(config: Config, problem: Problem, server: Server) -> records.PersonalRecord:
     kind = not_none(config.own_models).kind
     shared, own = (in_units(problem, table.heard) for table in (server.shared, server.own))
+    return _recorded(kind, problem, shared, own, None if kind == "moreau" else server.pull, {})
+
+
+def _recorded(
+    kind: str, problem: Problem, shared: PerClient, own: PerClient, pull: Array | None, scores: dict[str, Any]
+) -> records.PersonalRecord:
     measure, up, _ = problem.main_score(shared)
     return records.PersonalRecord(
         kind=kind,
@@ -187,40 +183,32 @@ def recorded(config: Config, problem: Problem, server: Server) -> records.Person
         higher_is_better=up,
         shared=floats(shared.scores[measure]),
         own=floats(own.scores[measure]),
-        pull=None if kind == "moreau" else floats(server.pull),
+        pull=None if pull is None else floats(pull),
+        scores=scores,
     )
 
 
 def own_model(folder: Path, owner: str) -> artifact.Artifact:
     """An owner's model, of a run folder that has them."""
-    path, parts = folder / records.OWN_MODELS, own_parts.read(folder)
-    require(
-        path.is_file() or parts is not None,
-        f"{folder} has no models of the owners' own: set model.own or [personal] for the run; over Flower they stay "
-        "at the sites",
-    )
+    parts = own_parts.read(folder)
+    models = own_parts.read_of_owners(folder / records.OWN_MODELS, "models")
+    wrong = f"{folder} has no models of the owners' own: set model.own or [personal] for the run"
+    require(parts is not None or models is not None, f"{wrong}; over Flower they stay at the sites")
     shared = artifact.load(folder / records.MODEL)
-    if parts is not None:
-        require(owner in parts, f"{folder} has no owner '{owner}'; it has {', '.join(map(str, list(parts)[:10]))}")
-        shared = shared.with_part(parts[owner])
-    if not path.is_file():
-        return shared
-    try:
-        arrays, about = tensors.read(path)
-        owners, models = list(json.loads(about)["owners"]), arrays["models"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); it is damaged") from None
-    require(owner in owners, f"{folder} has no owner '{owner}'; it has {', '.join(map(str, owners[:10]))}")
-    return shared.with_parameters(models[owners.index(owner)])
+    for owned, put in ((parts, artifact.Artifact.with_part), (models, artifact.Artifact.with_parameters)):
+        if owned is not None:
+            require(owner in owned, f"{folder} has no owner '{owner}'; it has {', '.join(map(str, list(owned)[:10]))}")
+            shared = put(shared, owned[owner])
+    return shared
 
 
 def write(
-    folder: Path, problem: Problem, record: records.PersonalRecord, models: Any | None, parts: Any | None = None
+    folder: Path, problem: Problem, record: records.PersonalRecord, models: Array | None, parts: Any | None = None
 ) -> None:
     """The models first: whoever sees the record sees them too. `parts` are the owners' own of their own models."""
     if parts is not None:
         own_parts.write(folder, problem, parts)
     if models is not None:
         vectors = np.stack([np.asarray(ravel_pytree(problem.artifact_params(v))[0]) for v in np.asarray(models)])
-        tensors.write(folder / records.OWN_MODELS, {"models": vectors}, json.dumps({"owners": list(problem.names)}))
+        own_parts.write_of_owners(folder / records.OWN_MODELS, "models", problem.names, vectors)
     records.write_record(folder / records.PERSONAL, record)

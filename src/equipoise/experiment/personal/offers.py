@@ -6,7 +6,7 @@ rows that are kept. A tuned model is the least of the owner's loss + pull/2 |v -
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,11 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise._jax import compiled
-from equipoise.data.shards import Shards
-from equipoise.experiment.personal.baselines import FEWEST, OwnFit, each_owner
+from equipoise.data.shards import ClientData, Shards
+from equipoise.experiment.personal.baselines import FEWEST, OwnFit, of_each_owner
 from equipoise.experiment.personal.paths import FOLDS, Parts, fold, path
 from equipoise.protocol import Vector
-from equipoise.tasks import Task
-from equipoise.tasks.task import Scalar
+from equipoise.tasks.task import Scalar, Task
 
 PULLS = (1.0, 0.3, 0.1, 0.03, 0.01)  # from the nearest model on
 ERRORS = 2  # standard errors of the folds, by which an owner's own model has to be better than the shared one
@@ -35,13 +34,10 @@ class Offer(NamedTuple):
     pull: Float[Array, "*n"]  # with which it was tuned; SHARED or ALONE
 
 
-def best_of_each(task: Task, x: Vector, train: Any, alone: OwnFit) -> Offer:
+def best_of_each(task: Task, x: Vector, train: ClientData, alone: OwnFit) -> Offer:
     """Of every owner, one after the other; `alone` has a row for each."""
     choose, alone = _of_one(task), jax.tree.map(np.asarray, alone)
-    offers = []
-    for i, shard in enumerate(each_owner(train)):
-        offers.append(jax.tree.map(np.asarray, choose(x, shard, OwnFit(*(a[i] for a in alone)))))
-    return jax.tree.map(lambda *each: jnp.asarray(np.stack(each)), *offers)
+    return of_each_owner(lambda i, shard: choose(x, shard, OwnFit(*(a[i] for a in alone))), train)
 
 
 @lru_cache(maxsize=16)

@@ -8,8 +8,9 @@ owner begins with a part of zero.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +47,11 @@ def mean_part(problem: Problem, *, tell: bool = True) -> Algorithm:
     own, sample = not_none(task.own), everyone(problem.n)
     shape = jax.eval_shape(own.fit, problem.x, problem.train.client(0))
 
+    def init_client(x: Vector) -> Array:
+        return jnp.zeros(shape.shape, x.dtype)
+
     def init(x: Vector) -> Server:
-        return Server(x, jnp.zeros(shape.shape, x.dtype))
+        return Server(x, init_client(x))
 
     def fit(message: ModelMessage, _: Array, data: Data, key: RandomKey) -> tuple[Array, Reply]:
         part = own.fit(message.x, data)
@@ -56,38 +60,42 @@ def mean_part(problem: Problem, *, tell: bool = True) -> Algorithm:
     def note(server: Server, replies: Replies) -> Server:
         return server._replace(part=mean(replies.total)) if tell else server
 
-    def init_client(x: Vector) -> Array:
-        return jnp.zeros(shape.shape, x.dtype)
-
     exchange = Exchange("own part", sample.open, send_model, fit, note, writes=True, unit=True)
     return measurement("own_parts", n, task.size, exchange, init=init, init_client=init_client)
 
 
-def made(problem: Problem, x: Vector, train: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def made(problem: Problem, x: Vector, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Where all rows are at hand: every owner's part [n, k, q], and the mean of them."""
-    end = simulate(mean_part(problem), x, train, seed, rounds=1)
+    end = simulate(mean_part(problem), x, problem.compiled_for, seed, rounds=1)
     return np.asarray(end.clients), np.asarray(end.server.part)
 
 
-def of_models(problem: Problem, models: Any, train: Any) -> np.ndarray:
+def of_models(problem: Problem, models: Array) -> np.ndarray:
     """[n, k, q]: those of models that owners have for themselves, [n, d]."""
-    own = not_none(problem.plain_task.own)
+    own, train = not_none(problem.plain_task.own), problem.compiled_for
     fit = jax.jit(lambda models, train: jax.lax.map(lambda i: own.fit(models[i], train.client(i)), jnp.arange(train.n)))
     return np.asarray(fit(jnp.asarray(models), jax.tree.map(jnp.asarray, train)))
 
 
 def write(folder: Path, problem: Problem, parts: np.ndarray) -> None:
-    about = {"owners": list(problem.names)}
-    tensors.write(folder / records.OWN_PARTS, {"parts": np.asarray(parts)}, json.dumps(about))
+    write_of_owners(folder / records.OWN_PARTS, "parts", problem.names, parts)
 
 
 def read(folder: Path) -> dict[str, np.ndarray] | None:
+    return read_of_owners(folder / records.OWN_PARTS, "parts")
+
+
+def write_of_owners(path: Path, what: str, owners: Sequence[str], rows: np.ndarray) -> None:
+    """An array with a row for each owner."""
+    tensors.write(path, {what: rows}, json.dumps({"owners": list(owners)}))
+
+
+def read_of_owners(path: Path, what: str) -> dict[str, np.ndarray] | None:
     """By owner; None: owners have none."""
-    path = folder / records.OWN_PARTS
     if not path.is_file():
         return None
     try:
         arrays, about = tensors.read(path)
-        return dict(zip(json.loads(about)["owners"], arrays["parts"], strict=True))
+        return dict(zip(json.loads(about)["owners"], arrays[what], strict=True))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}); it is damaged") from None

@@ -6,7 +6,7 @@ with its own part, if it has one, fitted beside v. Where the model is linear in 
 (`linear.py`), else one by one.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,8 @@ from equipoise.errors import not_none
 from equipoise.experiment.personal import linear
 from equipoise.experiment.personal.fits import least_loss
 from equipoise.protocol import Vector
-from equipoise.tasks import Task
 from equipoise.tasks.own import base_rate, ridge_of
-from equipoise.tasks.task import Scalar
+from equipoise.tasks.task import Scalar, Task
 
 FOLDS = 5
 
@@ -43,7 +42,7 @@ def path(task: Task, centre: Vector, shard: Shards, penalties: tuple[float, ...]
     def of_fold(k: Array) -> tuple[Array, Array]:
         kept, left_out = fold(shard, k)
 
-        def fitted(u: Vector, penalty: Any) -> tuple[Vector, tuple[Vector, Scalar]]:
+        def fitted(u: Vector, penalty: Array) -> tuple[Vector, tuple[Vector, Scalar]]:
             def penalised(u: Vector) -> Scalar:
                 return parts.loss(u, kept) + penalty / 2 * jnp.sum((parts.shared(u) - centre) ** 2)
 
