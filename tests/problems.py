@@ -57,6 +57,12 @@ def few(fast: Any, values: Any, witness: str) -> list[Any]:
     return [pytest.param(value, marks=[] if value in fast else [later]) for value in values]
 
 
+def first(kept: int, rows: Any, witness: str) -> list[Any]:
+    """Rows of several parameters: the first `kept` in `make test`, the others in `make test-all` only."""
+    later = pytest.mark.thorough(witness=witness)
+    return [pytest.param(*row, marks=[] if place < kept else [later]) for place, row in enumerate(rows)]
+
+
 each_dual = pytest.mark.parametrize(
     "name",
     few(

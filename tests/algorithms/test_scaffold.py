@@ -62,6 +62,7 @@ def test_reaches_the_optimum_of_the_average_where_fedavg_drifts():
     assert slope["scaffold"] < 1e-10 < 1e-3 < slope["fedavg"]
 
 
+@pytest.mark.thorough(witness="::test_reaches_the_optimum_of_the_average_where_fedavg_drifts")
 def test_figure_3_scaffold_is_unaffected_by_heterogeneity_and_gains_from_local_steps():
     """SCAFFOLD's Section 7.2: two quadratics, beta = 1, delta = 1, G in {1, 10, 100}."""
     task, both = eq.tasks.quadratic(1), eq.cohorts.everyone(2)

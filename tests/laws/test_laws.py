@@ -20,6 +20,7 @@ from tests import programs
 from tests.problems import (
     BOUND,
     DIM,
+    EVERY,
     KEY,
     N,
     assert_identical,
@@ -38,7 +39,7 @@ def seen(run):
     return [run.server, run.history, run.tally, run.clients]
 
 
-@each_kind
+@partial(each_kind, kinds=("scaffold", "drfa", "scaffpd"))
 def test_engines_and_slices_agree(name):
     """Compiled at once, in slices, and in plain Python: the same rounds, the same numbers."""
     whole = seen(play_sampled(name))
@@ -192,6 +193,26 @@ def test_single_precision_stays_single(name):
     assert_same(build(name).model(result.server), build(name).model(double.server), rtol=1e-4, atol=1e-5)
 
 
+AT_THE_CLIENTS = {"scaffpd_sums"}  # where the server knows no weights
+OF_A_DUAL = {name for name in EVERY if ALGORITHMS[name].takes_dual} - AT_THE_CLIENTS
+OF_THEIR_OWN = {"term", "agnostic_fedavg"}  # weights of another objective than the run's
+
+
+@each_algorithm
+def test_weights_are_of_the_dual_that_was_given(name):
+    algorithm = build(name)
+    assert (algorithm.dual is not None) == (name in OF_A_DUAL)
+    server = play(name).server
+    lam = algorithm.weights(server)
+    assert (lam is not None) == (name in OF_A_DUAL | OF_THEIR_OWN)
+    if lam is not None:
+        assert lam.shape == (N,)
+        assert float(jnp.sum(lam)) == pytest.approx(1)
+        assert np.ptp(lam) > 1e-3
+    if name in OF_A_DUAL:
+        assert_same(algorithm.dual.prox(lam, 1e-12), lam, atol=1e-9)
+
+
 D = DIM
 # Per exchange: what the server sends to a client, what it gets back (ALGORITHMS.md's message counts); of an algorithm
 # that is not here its own test says it.
@@ -231,7 +252,7 @@ def test_bytes_are_those_of_the_papers(name):
     assert [(w.down / 8, w.up / 8) for w in crossing(name)] == FLOATS[name]
 
 
-@each_kind
+@partial(each_kind, kinds=("fedavg", "drfa", "scaffpd"))
 def test_bytes_are_those_of_the_messages(name):
     algorithm, data, exchanges, asked = build(name), unequal(), crossing(name), []
     eq.debug(algorithm._replace(round=tuple(spied(e, asked) for e in algorithm.round)), start(), data, KEY, rounds=1)

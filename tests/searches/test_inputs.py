@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from equipoise.experiment import config, folders, mistakes, plan, reading
+from tests.problems import few
 from tests.searches import tiny
 
 many = settings(
@@ -125,7 +126,11 @@ BASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["an algorithm", "the algorithm of choice"])
+@pytest.mark.parametrize(
+    "named",
+    few([True], [True, False], "::test_every_key_takes_or_refuses_every_kind_of_value"),
+    ids=["an algorithm", "the algorithm of choice"],
+)
 def test_every_key_takes_or_refuses_every_kind_of_value(named):
     """Not at random: each key of each section, with a value of each type that a file can hold.
 
