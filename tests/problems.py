@@ -63,16 +63,6 @@ def first(kept: int, rows: Any, witness: str) -> list[Any]:
     return [pytest.param(*row, marks=[] if place < kept else [later]) for place, row in enumerate(rows)]
 
 
-each_dual = pytest.mark.parametrize(
-    "name",
-    few(
-        ("chi2", "agnostic", "qffl"),
-        sorted(eq.objectives.DUALS),
-        "laws/test_every_dual.py::test_stays_finite_and_on_its_set",
-    ),
-)
-
-
 def each_kind(law: Any, kinds: tuple[str, ...] = KINDS) -> Any:
     """A law of engines: of one algorithm of each kind in `make test`, of all of them in `make test-all`."""
     later = pytest.mark.thorough(witness=f"::{law.__name__}[scaffpd]")

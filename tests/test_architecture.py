@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,13 @@ def part(path):
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@cache
+def nodes_of(path):
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
 def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "equipoise":
             names = node.module.split(".")[1:2] or [alias.name for alias in node.names]
             yield from (name for name in names if name in LEVEL)
@@ -83,8 +89,7 @@ assert not xla_bridge.backends_are_initialized()
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_private_name_of_another_package_is_imported(path):
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("equipoise."):
             package = node.module.split(".")[1]
             private = [alias.name for alias in node.names if alias.name.startswith("_")]
@@ -95,7 +100,7 @@ def test_algorithms_are_built_where_one_looks_for_them():
     calls = [
         str(path.relative_to(ROOT))
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Algorithm"
     ]
     assert {path.split("/")[0] for path in calls} == {"algorithms"}
@@ -109,7 +114,7 @@ def test_jax_factors_matrices_in_one_file_only(path):
     """Elsewhere a batch of them could make a program stand still (`linear_algebra.py`)."""
     if path.name == "linear_algebra.py":
         return
-    calls = [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+    calls = [ast.unparse(node) for node in nodes_of(path) if isinstance(node, ast.Attribute)]
     jax_s = [call for call in calls if call.startswith(("jnp.linalg.", "jax.")) and ".linalg." in call]
     assert [call for call in jax_s if call.rsplit(".", 1)[1] in FACTORS] == []
 
@@ -141,9 +146,9 @@ RIDDLES = (
 )
 
 
-def names_of(tree):
+def names_of(path):
     """Every name that a file gives: of functions, classes, arguments, variables and fields."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name, node.lineno
         elif isinstance(node, ast.arg):
@@ -156,14 +161,14 @@ def test_names_say_what_they_hold():
     lines = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in FILES
-        for name, line in names_of(ast.parse(path.read_text()))
+        for name, line in names_of(path)
         if name in FUNCTION_WORDS
     ]
     assert lines == [], "give these a name that says what they hold"
 
 
 def test_one_class_of_a_name_among_those_that_were_three():
-    classes = [n.name for path in FILES for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)]
+    classes = [n.name for path in FILES for n in nodes_of(path) if isinstance(n, ast.ClassDef)]
     assert [name for name in ("Known", "Setup", "Method") if classes.count(name) > 1] == []
 
 

@@ -77,6 +77,7 @@ def synthetic_ends(rho, steps, lr, names, rounds=1500):
     return ends, data
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 def test_one_step_ends_at_the_saddle_point():
     ends, data = synthetic_ends(0.1, 1, 0.1, ("afl", "drfa", "drfa_alternative"))
     saddle = synthetic.saddle_point(data, rho=0.1)

@@ -119,7 +119,7 @@ def test_nobody_there_changes_nothing_but_stays_finite(name):
     assert result.tally.answered.sum() == 0 < result.tally.asked.sum()
 
 
-@each_algorithm
+@each_kind
 def test_a_reply_that_is_not_finite_is_a_lost_reply(name):
     data = unequal()
     poisoned = data._replace(inputs=data.inputs.at[1].multiply(1e300))  # finite, but its squares are not

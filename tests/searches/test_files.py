@@ -65,6 +65,7 @@ def checked(folder, owners):
     return None
 
 
+@pytest.mark.thorough(witness="::test_every_owner_in_its_own_way")
 def test_one_way_to_write_for_all(tmp_path):
     """Of many rows: nothing is open, so nothing may be asked."""
     rng = random.Random(0)

@@ -93,6 +93,7 @@ def test_from_a_file_to_the_page(tmp_path):
     assert "shared model" in words
 
 
+@pytest.mark.thorough(witness="tasks/test_moreau.py::test_squares_are_exact")
 def test_every_owner_s_envelope_is_solved_exactly(tmp_path):
     """Squared losses: v_i of the last model against a linear solve; step sizes are measured on the envelope."""
     silos.write(tmp_path / "silos")
