@@ -116,6 +116,7 @@ def group(item):
 # They take longest, so they begin first: no process is left alone with one of them at the end.
 LONGEST = (
     "flower/test_federation.py",
+    "flower/test_local.py",
     "laws/test_laws.py",
     "laws/test_every_dual.py",
     "deploy/test_federated_run.py",
@@ -125,7 +126,6 @@ LONGEST = (
     "flower/test_mixed.py",
     "experiment/test_run.py",
     "flower/test_secure.py",
-    "flower/test_local.py",
     "test_docs_site.py",
 )
 FIRST = {f"tests/{name}": place for place, name in enumerate(LONGEST)}

@@ -35,7 +35,9 @@ def test_bounds_the_exact_gap(seed):
         assert other @ np.asarray(found.losses) - float(dual.penalty(jnp.asarray(other))) <= float(found.robust) + 1e-12
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "dtype", few([np.float32], [np.float32, np.float64], "::test_with_the_moments_of_the_inputs_it_is_the_exact_gap")
+)
 def test_with_the_moments_of_the_inputs_it_is_the_exact_gap(dtype):
     """Of squared losses, however badly conditioned; never below it."""
     rng, dual, l2 = np.random.default_rng(0), eq.objectives.chi2(N, 0.3), 1e-3
@@ -165,7 +167,9 @@ def affine(l2, intercept):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", few([0], range(3), "::test_bounds_the_exact_gap_where_parameters_are_penalised_differently[0]")
+)
 def test_bounds_the_exact_gap_where_parameters_are_penalised_differently(seed):
     rng, data, dual = np.random.default_rng(seed), unequal(), eq.objectives.chi2(N, 0.3)
     data = data._replace(labels=data.labels + 50.0)

@@ -25,7 +25,16 @@ def test_one_step_is_projected_gradient_descent_ascent():
 
 @pytest.mark.parametrize(
     ("simultaneous", "sample"),
-    [(True, EVERYONE), (False, EVERYONE), (True, eq.cohorts.uniform(N, 3)), (False, eq.cohorts.uniform(N, 3))],
+    first(
+        2,
+        [
+            (False, EVERYONE),
+            (True, eq.cohorts.uniform(N, 3)),
+            (True, EVERYONE),
+            (False, eq.cohorts.uniform(N, 3)),
+        ],
+        "::test_follows_the_pseudo_code",
+    ),
 )
 def test_follows_the_pseudo_code(simultaneous, sample):
     algorithm = eq.algorithms.afl(
@@ -98,6 +107,7 @@ def test_local_steps_end_at_their_drift_bias():
         assert np.sum((x - rest) ** 2) < (1e-6 if name == "drfa" else 1e-24), name
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 def test_the_average_settles_where_the_last_iterate_circles():
     """Without a penalty and with long steps the two players chase each other; Mohri's guarantee is for the average."""
     data = synthetic.regression(key=jax.random.key(1))

@@ -8,14 +8,25 @@ from equipoise.data import synthetic
 from equipoise.errors import InputError
 from equipoise.protocol import exchange_keys
 from tests.algorithms import reference
-from tests.problems import DIM, N, assert_same, rows, start, unequal
+from tests.problems import DIM, N, assert_same, first, rows, start, unequal
 
 TASK = eq.tasks.ridge(DIM, reference.MU)
 KEY = jax.random.key(5)
 
 
-@pytest.mark.parametrize("option", [1, 2])
-@pytest.mark.parametrize("sample", [eq.cohorts.everyone(N), eq.cohorts.uniform(N, 2)])
+@pytest.mark.parametrize(
+    ("option", "sample"),
+    first(
+        2,
+        [
+            (1, eq.cohorts.everyone(N)),
+            (2, eq.cohorts.uniform(N, 2)),
+            (2, eq.cohorts.everyone(N)),
+            (1, eq.cohorts.uniform(N, 2)),
+        ],
+        "::test_follows_the_pseudo_code",
+    ),
+)
 def test_follows_the_pseudo_code(option, sample):
     algorithm = eq.algorithms.scaffold(TASK, sample, steps=6, local_lr=0.03, server_lr=1.2, option=option)
     run = eq.simulate(algorithm, start(), unequal(), KEY, rounds=8, record=lambda s: s)

@@ -8,7 +8,7 @@ from equipoise.certificates import certify
 from equipoise.data import synthetic
 from equipoise.errors import InputError
 from tests.algorithms import reference
-from tests.problems import DIM, N, assert_same, first, rows, start, unequal
+from tests.problems import DIM, N, assert_same, rows, start, unequal
 
 EVERYONE = eq.cohorts.everyone(N)
 TASK = eq.tasks.ridge(DIM, reference.MU)
@@ -104,15 +104,8 @@ def test_reaches_the_gap_from_starts_that_are_far_off(case):
         assert gaps.min() < 1e-10
 
 
-@pytest.mark.parametrize(
-    "dual",
-    first(
-        1,
-        [[eq.objectives.agnostic(5)], [eq.objectives.cvar(5, 0.4)]],
-        "::test_reaches_the_gap_without_strong_concavity[agnostic]",
-    ),
-    ids=["agnostic", "cvar"],
-)
+@pytest.mark.thorough(witness="::test_follows_its_description")
+@pytest.mark.parametrize("dual", [eq.objectives.agnostic(5), eq.objectives.cvar(5, 0.4)], ids=["agnostic", "cvar"])
 def test_reaches_the_gap_without_strong_concavity(dual):
     data, task = synthetic.regression(key=jax.random.key(0)), eq.tasks.ridge(10)
     constants = eq.steps.estimate_constants(task, data, jnp.zeros(10))

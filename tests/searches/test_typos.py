@@ -67,7 +67,7 @@ def test_in_a_file_and_with_set():
 
 
 def test_in_the_grids_of_a_sweep():
-    for section, base, typo, name in every_typo():
+    for section, base, typo, name in itertools.islice(every_typo(), 0, None, 3 if tiny.LONGER == 1 else 1):
         for grid in ("grid", "over"):
             sweep = {"sweep": {grid: {f"{section}.{typo}": [1, 2]}}}
             refused(lambda b=base, s=sweep: plan.sweep(b | s), typo, name)

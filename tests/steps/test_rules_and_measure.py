@@ -354,6 +354,7 @@ def test_constants_of_softmax_regression():
     assert steps.estimate_constants(task, shards, 9 * x).L_xx < 0.9 * found.L_xx  # local to x
 
 
+@pytest.mark.thorough(witness="::test_the_smoothness_of_every_client_is_bounded_from_above")
 def test_more_parameters_than_lanczos_steps():
     """Outer bounds, the largest one sharp; of few examples the Krylov space ends early and all is exact."""
     x = jnp.zeros(150)
