@@ -31,10 +31,8 @@ def unequal(n: int = N, dim: int = DIM, seed: int = 0, dtype: type = np.float64)
 
 def rows(shards: eq.data.Shards) -> list[tuple[np.ndarray, np.ndarray]]:
     """Each client's real rows, as NumPy."""
-    return [
-        (np.asarray(shards.inputs[i, :m]), np.asarray(shards.labels[i, :m]))
-        for i, m in enumerate(np.asarray(shards.sizes))
-    ]
+    inputs, labels, sizes = map(np.asarray, shards)
+    return [(a[:m], y[:m]) for a, y, m in zip(inputs, labels, sizes, strict=True)]
 
 
 def start(dim: int = DIM, dtype: type = np.float64) -> jax.Array:
