@@ -170,7 +170,9 @@ def test_past_the_budget_is_refused_and_logged_and_the_others_go_on(tmp_path):
     assert ledger.epsilon_spent(homes / "south", 1e-5) == pytest.approx(2.0, rel=1e-6)
 
 
-@pytest.mark.thorough(witness="::test_past_the_budget_is_refused_and_logged_and_the_others_go_on")
+@pytest.mark.thorough(
+    witness="privacy/test_differential_privacy.py::test_every_local_step_is_a_release_with_noise_of_its_own"
+)
 def test_a_private_run_over_the_network_takes_more_local_steps(tmp_path):
     """SCAFF-PD with two: a loss and three gradients in every round are counted."""
     method = {"name": "scaffpd", "steps": 2, "local_lr": 0.1, "rule": {"sigma": 0.5, "theta": 0.0}}

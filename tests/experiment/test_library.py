@@ -39,7 +39,7 @@ def reduced(name: str, labels: list[str], *assignments: str) -> plan.Study:
     return plan.sweep(settings, source=name)
 
 
-@pytest.mark.thorough(witness="algorithms/test_scaffpd.py::test_reaches_the_saddle_point_where_drfa_stalls")
+@pytest.mark.thorough(witness="algorithms/test_scaffpd.py::test_follows_the_pseudo_code")
 def test_figure_2_of_scaffpd_in_small(tmp_path):
     study = reduced(
         "scaffpd-figure2",

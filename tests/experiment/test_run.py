@@ -126,7 +126,7 @@ def assert_same_run(a, b):
     assert a.outcome.summary == b.outcome.summary
 
 
-@pytest.mark.thorough(witness="searches/test_writers.py::test_writers_started_at_random_moments_leave_one_whole_run")
+@pytest.mark.thorough(witness="searches/test_disk.py::test_whatever_write_fails_the_run_goes_on_bit_for_bit")
 def test_kill_9_at_random_moments_changes_nothing(tmp_path):
     """Eight times, anywhere: with control variates, minibatches, client sampling and lost replies."""
     kills = 8 * tiny.LONGER
