@@ -72,8 +72,19 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_captured_constants_warn_bytes", 1 << 20)  # data is an operand of a program, not part of it
-gc.set_threshold(100_000, 20, 50)  # tracing makes and drops millions of objects: the default took a tenth of all time
-PROGRAMS = 700  # that a process keeps in memory
+gc.set_threshold(300_000, 20, 50)  # tracing makes and drops millions of objects: the default took a tenth of all time
+
+
+def programs_to_keep():
+    """In memory, by a process: a megabyte or two each, and some maps, of which Linux gives a process 65,530."""
+    try:
+        gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    except (AttributeError, OSError, ValueError):  # Windows
+        return 700
+    return int(min(2000, max(700, 300 * gigabytes / _jax.number_of_cores())))
+
+
+PROGRAMS = programs_to_keep()
 keep_programs(COMPILED)  # and the same programs in many places, and again next time
 
 
@@ -105,6 +116,7 @@ def group(item):
 # They take longest, so they begin first: no process is left alone with one of them at the end.
 LONGEST = (
     "flower/test_federation.py",
+    "flower/test_local.py",
     "laws/test_laws.py",
     "laws/test_every_dual.py",
     "deploy/test_federated_run.py",
@@ -114,7 +126,6 @@ LONGEST = (
     "flower/test_mixed.py",
     "experiment/test_run.py",
     "flower/test_secure.py",
-    "flower/test_local.py",
     "test_docs_site.py",
 )
 FIRST = {f"tests/{name}": place for place, name in enumerate(LONGEST)}

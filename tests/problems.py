@@ -31,10 +31,8 @@ def unequal(n: int = N, dim: int = DIM, seed: int = 0, dtype: type = np.float64)
 
 def rows(shards: eq.data.Shards) -> list[tuple[np.ndarray, np.ndarray]]:
     """Each client's real rows, as NumPy."""
-    return [
-        (np.asarray(shards.inputs[i, :m]), np.asarray(shards.labels[i, :m]))
-        for i, m in enumerate(np.asarray(shards.sizes))
-    ]
+    inputs, labels, sizes = map(np.asarray, shards)
+    return [(a[:m], y[:m]) for a, y, m in zip(inputs, labels, sizes, strict=True)]
 
 
 def start(dim: int = DIM, dtype: type = np.float64) -> jax.Array:
@@ -57,14 +55,10 @@ def few(fast: Any, values: Any, witness: str) -> list[Any]:
     return [pytest.param(value, marks=[] if value in fast else [later]) for value in values]
 
 
-each_dual = pytest.mark.parametrize(
-    "name",
-    few(
-        ("chi2", "agnostic", "qffl"),
-        sorted(eq.objectives.DUALS),
-        "laws/test_every_dual.py::test_stays_finite_and_on_its_set",
-    ),
-)
+def first(kept: int, rows: Any, witness: str) -> list[Any]:
+    """Rows of several parameters: the first `kept` in `make test`, the others in `make test-all` only."""
+    later = pytest.mark.thorough(witness=witness)
+    return [pytest.param(*row, marks=[] if place < kept else [later]) for place, row in enumerate(rows)]
 
 
 def each_kind(law: Any, kinds: tuple[str, ...] = KINDS) -> Any:

@@ -7,7 +7,7 @@ import equipoise as eq
 from equipoise.certificates import certify, curvatures, feasible, gap_bound, resolution
 from equipoise.data import synthetic
 from tests.algorithms import reference
-from tests.problems import DIM, N, rows, start, unequal
+from tests.problems import DIM, N, few, rows, start, unequal
 
 TASK, MU = eq.tasks.ridge(DIM, reference.MU), reference.MU
 
@@ -22,7 +22,7 @@ def lowest(lam, clients):
     return sum(w * reference.loss(x, client) for w, client in zip(lam, clients, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", few([0, 1], range(5), "::test_bounds_the_exact_gap[0]"))
 def test_bounds_the_exact_gap(seed):
     rng, data, dual = np.random.default_rng(seed), unequal(), eq.objectives.chi2(N, 0.3)
     x, lam = rng.normal(size=DIM), rng.dirichlet(np.ones(N))
@@ -35,7 +35,9 @@ def test_bounds_the_exact_gap(seed):
         assert other @ np.asarray(found.losses) - float(dual.penalty(jnp.asarray(other))) <= float(found.robust) + 1e-12
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "dtype", few([np.float32], [np.float32, np.float64], "::test_with_the_moments_of_the_inputs_it_is_the_exact_gap")
+)
 def test_with_the_moments_of_the_inputs_it_is_the_exact_gap(dtype):
     """Of squared losses, however badly conditioned; never below it."""
     rng, dual, l2 = np.random.default_rng(0), eq.objectives.chi2(N, 0.3), 1e-3
@@ -89,7 +91,7 @@ def test_vanishes_at_the_saddle_point_only():
     assert float(off.gap) > 1e-6
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("secure", few([False], [False, True], "::test_the_server_of_scaffpd_certifies_itself[False]"))
 def test_the_server_of_scaffpd_certifies_itself(secure):
     data, dual = unequal(), eq.objectives.chi2(N, 0.3)
     rule = eq.steps.constant(tau=0.1, sigma=0.3, theta=0.8)
@@ -117,7 +119,10 @@ def test_is_available_to_record():
     assert jax.tree.structure(history).num_leaves == 4
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    few([np.float32], [np.float32, np.float64], "::test_weights_of_the_set_are_used_and_those_beside_it_are_not"),
+)
 @pytest.mark.parametrize("name", eq.objectives.DUALS)
 def test_weights_of_the_set_are_used_and_those_beside_it_are_not(name, dtype):
     """However near: a hundredth beside the set is no rounding, in single precision either."""
@@ -162,7 +167,9 @@ def affine(l2, intercept):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", few([0], range(3), "::test_bounds_the_exact_gap_where_parameters_are_penalised_differently[0]")
+)
 def test_bounds_the_exact_gap_where_parameters_are_penalised_differently(seed):
     rng, data, dual = np.random.default_rng(seed), unequal(), eq.objectives.chi2(N, 0.3)
     data = data._replace(labels=data.labels + 50.0)

@@ -7,6 +7,7 @@ import equipoise as eq
 from equipoise import cohorts
 from equipoise.algorithms import ALGORITHMS
 from equipoise.errors import InputError
+from tests.problems import few
 
 KEYS = jax.random.split(jax.random.key(0), 4000)
 
@@ -60,7 +61,14 @@ def test_by_weight_among_many_never_draws_a_weight_of_zero():
 draw_many = jax.jit(cohorts.by_weight(60_000).draw)
 
 
-@pytest.mark.parametrize("n", [1025, 20_011])
+@pytest.mark.parametrize(
+    "n",
+    few(
+        [20_011],
+        [1025, 20_011],
+        "::test_by_weight_among_many_draws_by_the_weights_in_blocks_of_blocks[20011]",
+    ),
+)
 def test_by_weight_among_many_draws_by_the_weights_in_blocks_of_blocks(n):
     """A chi-square test over groups of clients, few of whom hold weights of very different size."""
     rng = np.random.default_rng(n)

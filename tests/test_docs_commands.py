@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from equipoise.cli import app
+from tests.problems import few
 from tests.searches import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +39,14 @@ def test_every_command_is_understood(page):
             group.parse_args(context, rest)  # ends in a UsageError where an option is none, or an argument is missing
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/experiments.md"])
+@pytest.mark.parametrize(
+    "name",
+    few(
+        ["README.md"],
+        ["README.md", "docs/experiments.md"],
+        "::test_the_commands_of_a_page_run_one_after_the_other[README.md]",
+    ),
+)
 def test_the_commands_of_a_page_run_one_after_the_other(name, tmp_path, monkeypatch):
     """With the stand-in for the engine of `tests/searches`, and the files that the page speaks of."""
     tiny.use(monkeypatch)

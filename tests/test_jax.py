@@ -5,6 +5,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import equipoise as eq
 from equipoise import _jax
@@ -33,21 +34,29 @@ def python(*arguments, **env):
     return out.stdout.strip()
 
 
-def test_programs_are_kept_where_it_is_said_unless_the_user_says_otherwise(tmp_path):
-    assert python(tmp_path / "a") == str(tmp_path / "a")
-    assert any((tmp_path / "a").iterdir())
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder, and where JAX kept the programs of a process that was told to keep them there."""
+    folder = tmp_path_factory.mktemp("kept") / "a"
+    return folder, python(folder)
+
+
+def test_programs_are_kept_where_it_is_said_unless_the_user_says_otherwise(kept, tmp_path):
+    folder, place = kept
+    assert place == str(folder)
+    assert any(folder.iterdir())
     assert python(tmp_path / "b", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine")) == str(tmp_path / "mine")
     assert not (tmp_path / "b").exists()
 
 
-def test_a_program_that_is_half_written_is_compiled_again_without_a_word(tmp_path):
+def test_a_program_that_is_half_written_is_compiled_again_without_a_word(kept):
     """By another process at this moment, or before a kill: JAX writes its programs in place."""
-    python(tmp_path)
-    programs = list(tmp_path.glob("*-cache"))
+    folder, _ = kept
+    programs = list(folder.glob("*-cache"))
     assert programs
     for program in programs:
         program.write_bytes(program.read_bytes()[:-7])
-    assert python(tmp_path) == str(tmp_path)
+    assert python(folder) == str(folder)
 
 
 def test_the_programs_that_were_used_longest_ago_go_first(tmp_path, monkeypatch):
@@ -78,8 +87,8 @@ def test_only_programs_are_ever_thrown_away(tmp_path, monkeypatch):
     assert [name for name in names if (tmp_path / name).exists()] == names[2:]
 
 
-def test_devices_wait_for_each_other_unless_the_user_says_otherwise():
-    """In processes of their own: JAX reads these flags once."""
+def test_devices_wait_for_each_other_unless_the_user_says_otherwise(monkeypatch):
+    """In a process of its own: JAX reads these flags once, and dies of those that XLA does not know."""
     code = "import equipoise, os, jax; equipoise.use_all_cores(); jax.devices(); print(os.environ['XLA_FLAGS'])"
 
     def flags(given):
@@ -91,7 +100,9 @@ def test_devices_wait_for_each_other_unless_the_user_says_otherwise():
         f"--xla_cpu_use_fusion_emitters=false {_jax.PATIENCE}" if known else "--xla_cpu_use_fusion_emitters=false"
     )
     own = "--xla_cpu_collective_call_terminate_timeout_seconds=7"
-    assert flags(own).strip() == own
+    monkeypatch.setenv("XLA_FLAGS", own)
+    eq.use_all_cores()
+    assert os.environ["XLA_FLAGS"] == own
 
 
 def test_xlas_settings_are_for_gpus_and_left_out_where_xla_does_not_know_them(monkeypatch):

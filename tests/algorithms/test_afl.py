@@ -8,7 +8,7 @@ from equipoise.data import synthetic
 from equipoise.errors import InputError
 from equipoise.protocol import exchange_keys
 from tests.algorithms import reference, reference_baselines
-from tests.problems import DIM, N, assert_same, each_dual, rows, start, unequal
+from tests.problems import DIM, N, assert_same, few, first, rows, start, unequal
 
 TASK = eq.tasks.ridge(DIM, reference.MU)
 EVERYONE = eq.cohorts.everyone(N)
@@ -25,7 +25,16 @@ def test_one_step_is_projected_gradient_descent_ascent():
 
 @pytest.mark.parametrize(
     ("simultaneous", "sample"),
-    [(True, EVERYONE), (False, EVERYONE), (True, eq.cohorts.uniform(N, 3)), (False, eq.cohorts.uniform(N, 3))],
+    first(
+        2,
+        [
+            (False, EVERYONE),
+            (True, eq.cohorts.uniform(N, 3)),
+            (True, EVERYONE),
+            (False, eq.cohorts.uniform(N, 3)),
+        ],
+        "::test_follows_the_pseudo_code",
+    ),
 )
 def test_follows_the_pseudo_code(simultaneous, sample):
     algorithm = eq.algorithms.afl(
@@ -77,6 +86,7 @@ def synthetic_ends(rho, steps, lr, names, rounds=1500):
     return ends, data
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 def test_one_step_ends_at_the_saddle_point():
     ends, data = synthetic_ends(0.1, 1, 0.1, ("afl", "drfa", "drfa_alternative"))
     saddle = synthetic.saddle_point(data, rho=0.1)
@@ -85,6 +95,7 @@ def test_one_step_ends_at_the_saddle_point():
         assert np.abs(lam - saddle.lam).max() < 1e-12
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 def test_local_steps_end_at_their_drift_bias():
     """20 local steps: about 1e-4 from the saddle point in squared distance, exactly where the drift balances."""
     ends, data = synthetic_ends(0.1, 20, 0.01, ("afl", "drfa", "drfa_alternative"))
@@ -96,6 +107,7 @@ def test_local_steps_end_at_their_drift_bias():
         assert np.sum((x - rest) ** 2) < (1e-6 if name == "drfa" else 1e-24), name
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 def test_the_average_settles_where_the_last_iterate_circles():
     """Without a penalty and with long steps the two players chase each other; Mohri's guarantee is for the average."""
     data = synthetic.regression(key=jax.random.key(1))
@@ -109,7 +121,9 @@ def test_the_average_settles_where_the_last_iterate_circles():
     assert average[-1] < 5e-4
 
 
-@each_dual
+@pytest.mark.parametrize(
+    "name", few(["agnostic"], sorted(eq.objectives.DUALS), "laws/test_every_dual.py::test_stays_finite_and_on_its_set")
+)
 def test_takes_every_dual(name):
     """At rest sum_i lam_i grad f_i(x) = 0 and lam is the best response, which is a saddle point of that dual."""
     record = eq.objectives.DUALS[name]
@@ -132,7 +146,7 @@ SAMPLED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "sample", "how"), SAMPLED)
+@pytest.mark.parametrize(("name", "sample", "how"), first(2, SAMPLED, "::test_a_sampled_dual_stays_on_its_set"))
 def test_a_sampled_dual_stays_on_its_set(name, sample, how):
     """Large dual steps leave lam on a few clients, so that most cohorts hold little or none of it; many are lost."""
 

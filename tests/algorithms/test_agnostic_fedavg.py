@@ -57,6 +57,7 @@ def test_with_one_domain_is_fedavg_over_the_samples():
     assert_same(*runs, rtol=1e-12)
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code_with_clients_as_domains")
 def test_one_step_ends_at_the_agnostic_saddle_point_and_more_at_a_bias():
     data = synthetic.regression(key=jax.random.key(1))
     saddle = synthetic.saddle_point(data)

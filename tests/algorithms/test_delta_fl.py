@@ -76,6 +76,7 @@ def test_rounding_does_not_move_the_quantile():
     np.testing.assert_allclose(tail(sizes, losses, 0.29, True), [29, 0], atol=1e-12)
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 def test_ends_near_the_superquantile_optimum_and_nearer_with_exact_weights():
     """With exact weights its step is a subgradient: it hovers around the saddle point of CVaR, within its size.
 

@@ -35,6 +35,7 @@ def test_follows_the_printed_update(sample):
     assert np.ptp(run.history.lam[-1]) > 0.1
 
 
+@pytest.mark.thorough(witness="::test_follows_the_printed_update")
 @pytest.mark.parametrize("steps", [1, 4])
 def test_full_form_is_afl_at_once(steps):
     """With tau = 1 it is AFL as printed."""

@@ -20,6 +20,7 @@ def test_follows_the_pseudo_code(weights, p):
     assert_same(run.history, np.array(list(want)), rtol=1e-10)
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 def test_minimises_the_average_it_says_with_one_step():
     """With one local step there is no drift: the fixed point is the minimiser of that average."""
     for weights, p in (("uniform", np.ones(N)), ("samples", np.array(SIZES))):

@@ -25,6 +25,7 @@ def test_follows_the_pseudo_code_on_both_sides_of_the_margin(weights, p):
     assert losses.min() < 2 < losses.max()  # M - eps
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code_on_both_sides_of_the_margin")
 def test_one_step_ends_where_the_nash_product_is_largest_and_more_at_a_bias():
     """sum_i p_i grad f_i / (M - f_i) vanishes: the saddle point of the propfair dual."""
     slope, dual = {}, eq.objectives.propfair(N, 20.0)

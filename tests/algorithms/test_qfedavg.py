@@ -8,7 +8,7 @@ from equipoise.algorithms.messages import ModelMessage
 from equipoise.errors import InputError
 from equipoise.protocol import exchange_keys
 from tests.algorithms import reference, reference_baselines
-from tests.problems import DIM, N, assert_same, rows, start, unequal
+from tests.problems import DIM, N, assert_same, first, rows, start, unequal
 
 TASK = eq.tasks.ridge(DIM, reference.MU)
 EVERYONE = eq.cohorts.everyone(N)
@@ -16,8 +16,19 @@ P = np.array([0.4, 0.1, 0.3, 0.2, 0.0])
 KEY = jax.random.key(5)
 
 
-@pytest.mark.parametrize("name", ["qfedsgd", "qfedavg"])
-@pytest.mark.parametrize(("q", "sample", "p"), [(2.0, EVERYONE, None), (0.2, eq.cohorts.by_weight(3), P)])
+@pytest.mark.parametrize(
+    ("name", "q", "sample", "p"),
+    first(
+        2,
+        [
+            ("qfedsgd", 2.0, EVERYONE, None),
+            ("qfedavg", 0.2, eq.cohorts.by_weight(3), P),
+            ("qfedavg", 2.0, EVERYONE, None),
+            ("qfedsgd", 0.2, eq.cohorts.by_weight(3), P),
+        ],
+        "::test_follows_the_pseudo_code",
+    ),
+)
 def test_follows_the_pseudo_code(name, q, sample, p):
     how = {"lr": 0.03} if name == "qfedsgd" else {"steps": 6, "local_lr": 0.03}
     algorithm = eq.algorithms.ALGORITHMS[name](TASK, sample, q=q, p=p, **how)
@@ -41,6 +52,7 @@ def test_at_q_0_is_fedavg():
     assert_same(*runs, rtol=1e-12)
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 def test_with_one_step_both_are_the_same_and_end_where_the_objective_is_least():
     """The gradient sum_i p_i f_i^q grad f_i vanishes: the saddle point of the qffl dual, lam_i = p_i f_i^q."""
     q = 2.0

@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import equipoise as eq
 from equipoise.data import synthetic
 from equipoise.errors import InputError
 from tests.algorithms import reference
-from tests.problems import DIM, N, assert_same, each_dual, rows, start, unequal
+from tests.problems import DIM, N, assert_same, few, first, rows, start, unequal
 
 TASK = eq.tasks.ridge(DIM, reference.MU)
 EVERYONE = eq.cohorts.everyone(N)
@@ -17,9 +19,11 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("steps", [1, 7])
+FIRST = [(1, "accelerated", False), (7, "constant", False), (7, "accelerated", False), (7, "constant", True)]
+CASES = sorted(itertools.product([1, 7], RULES, [False, True]), key=lambda case: case not in FIRST)
+
+
+@pytest.mark.parametrize(("steps", "rule", "secure"), first(4, CASES, "::test_follows_the_pseudo_code"))
 def test_follows_the_pseudo_code(rule, steps, secure):
     """With steps=1 this is the accelerated primal-dual method itself: no local work, no correction."""
     algorithm = eq.algorithms.scaffpd(
@@ -61,6 +65,7 @@ def test_the_saddle_point_is_a_fixed_point(secure):
     assert_same((moved.x, moved.lam), (saddle.x, saddle.lam), atol=1e-10)
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 @pytest.mark.parametrize("rho", [0.01, 0.1])
 def test_reaches_the_saddle_point_where_drfa_stalls(rho):
     data = synthetic.regression(key=jax.random.key(1))
@@ -91,7 +96,10 @@ def test_a_strong_penalty_gives_the_average_objective():
     assert np.abs(mean).max() < 1e-7
 
 
-@each_dual
+@pytest.mark.parametrize(
+    "name",
+    few(["agnostic"], sorted(eq.objectives.DUALS), "laws/test_every_dual.py::test_stays_finite_and_on_its_set"),
+)
 def test_takes_every_dual(name):
     record = eq.objectives.DUALS[name]
     dual = record(N, **record.example)

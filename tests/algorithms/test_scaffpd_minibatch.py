@@ -77,6 +77,7 @@ def test_with_a_common_hessian_the_new_model_does_not_depend_on_the_control_vari
     assert_same(before.x, after.x, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.thorough(witness="::test_the_secure_form_is_the_same_from_sums")
 def test_with_exact_gradients_it_takes_as_many_rounds_as_the_paper():
     data, task, dual = synthetic.regression(n=5, key=KEY), eq.tasks.ridge(10), eq.objectives.chi2(5, 0.1)
     saddle = jnp.asarray(synthetic.saddle_point(data, rho=0.1).x)

@@ -70,6 +70,7 @@ def test_follows_the_entropic_prox_and_certifies_the_same_gap():
     assert_same(p / p.sum(), lam)
 
 
+@pytest.mark.thorough(witness="::test_follows_the_entropic_prox_and_certifies_the_same_gap")
 def test_ends_at_the_saddle_point_of_kl_and_proves_it():
     x, lam = saddle_point(rows(unequal()))
     rule = eq.steps.constant(tau=0.2, sigma=0.5, theta=0.0)

@@ -25,6 +25,7 @@ def test_follows_the_pseudo_code(weights, p):
         assert_same(then, dual.best_response(eq.tasks.losses(TASK, before, unequal())), rtol=1e-10)
 
 
+@pytest.mark.thorough(witness="::test_follows_the_pseudo_code")
 def test_one_step_ends_at_the_saddle_point_of_the_kl_objective_and_more_at_a_bias():
     t, data, distance = 2.0, unequal(), {}
     dual = eq.objectives.kl(N, 1 / t)

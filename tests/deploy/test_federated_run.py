@@ -145,7 +145,8 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", few(("state at the sites",), METHODS, "::test_scaffpd_as_on_one_machine"))
+@pytest.mark.thorough(witness="deploy/test_laws.py::test_over_flower_as_in_the_simulator[scaffold]")
+@pytest.mark.parametrize("name", METHODS)
 def test_other_methods_as_on_one_machine(name, tmp_path):
     told = settings(**METHODS[name])
     told["algorithm"] = {key: value for key, value in told["algorithm"].items() if value is not None}

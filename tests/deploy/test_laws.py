@@ -1,5 +1,7 @@
 """What holds for every algorithm over Flower: the same numbers as the simulator (`make test`: of each kind)."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +28,7 @@ def by_simulator(algorithm, **how):
     return eq.simulate(algorithm, start(), unequal(), KEY, clients_per_batch=N, devices=1, **how)
 
 
-@each_kind
+@partial(each_kind, kinds=("scaffold", "scaffpd"))
 def test_over_flower_as_in_the_simulator(name, tmp_path):
     """Sampled clients, minibatches, state, unequal sites; replies that get lost after the work was done."""
     algorithm = build(name, batch=3, m=3)

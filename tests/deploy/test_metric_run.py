@@ -15,19 +15,10 @@ from tests.deploy.test_secure_run import node, told
 from tests.flower import silos
 
 
+@pytest.mark.thorough(witness="deploy/test_own_and_gains.py::test_as_on_one_machine_and_no_message_holds_a_part[full]")
 @pytest.mark.parametrize(
     ("metric", "algorithm", "task"),
-    [
-        ("full", {}, "classification"),
-        pytest.param(
-            2,
-            {"name": "fedavg", "rule": None, "local_lr": "auto"},
-            "regression",
-            marks=pytest.mark.thorough(
-                witness="deploy/test_metric_run.py::test_as_on_one_machine[full-algorithm0-classification]"
-            ),
-        ),
-    ],
+    [("full", {}, "classification"), (2, {"name": "fedavg", "rule": None, "local_lr": "auto"}, "regression")],
 )
 def test_as_on_one_machine(tmp_path, metric, algorithm, task):
     method = {key: value for key, value in ({"name": "scaffpd"} | algorithm).items() if value is not None}

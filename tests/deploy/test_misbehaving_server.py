@@ -95,6 +95,7 @@ def test_shares_openings_and_cohorts_of_one_are_refused_and_logged_and_the_run_g
     np.testing.assert_allclose(*models, rtol=0, atol=1e-8)
 
 
+@pytest.mark.thorough(witness="privacy/test_masked_sums.py::test_a_site_asks_for_more_company_if_its_policy_does")
 def test_a_policy_that_gets_stricter_meanwhile_holds_at_once(tmp_path):
     """A site that asks for four sites from now on opens no more sums over three."""
     data, homes = silos.write(tmp_path / "silos"), tmp_path / "homes"
@@ -114,6 +115,9 @@ def test_a_policy_that_gets_stricter_meanwhile_holds_at_once(tmp_path):
     assert all("4 sites or more, not 3" in w or "at least 4 sites" in w for w in why)
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_owners.py::test_without_a_file_a_site_asks_and_its_owner_is_told_how_many_rows_stand_behind"
+)
 def test_a_configuration_that_was_not_approved_is_refused_and_logged(tmp_path):
     """One setting differs from what was approved; no row is read, and the run ends with a sentence."""
     homes, data = tmp_path / "homes", silos.write(tmp_path / "silos")
@@ -134,6 +138,9 @@ def test_a_configuration_that_was_not_approved_is_refused_and_logged(tmp_path):
     assert run_federation(approved, tmp_path / "run", grid(approved, data, homes)).outcome is not None
 
 
+@pytest.mark.thorough(
+    witness="privacy/test_differential_privacy.py::test_the_ledger_counts_every_reply_and_refuses_the_one_too_many"
+)
 def test_past_the_budget_is_refused_and_logged_and_the_others_go_on(tmp_path):
     """A server that repeats rounds, so that a run of three costs as much as six."""
     method = {"name": "fedavg", "steps": 1, "local_lr": 0.2, "rule": None}
@@ -163,7 +170,9 @@ def test_past_the_budget_is_refused_and_logged_and_the_others_go_on(tmp_path):
     assert accounting.epsilon_of(accounting.spent(homes / "south")["mu2"] ** 0.5, 1e-5) == pytest.approx(2.0, rel=1e-6)
 
 
-@pytest.mark.thorough(witness="::test_past_the_budget_is_refused_and_logged_and_the_others_go_on")
+@pytest.mark.thorough(
+    witness="privacy/test_differential_privacy.py::test_every_local_step_is_a_release_with_noise_of_its_own"
+)
 def test_a_private_run_over_the_network_takes_more_local_steps(tmp_path):
     """SCAFF-PD with two: a loss and three gradients in every round are counted."""
     method = {"name": "scaffpd", "steps": 2, "local_lr": 0.1, "rule": {"sigma": 0.5, "theta": 0.0}}

@@ -19,18 +19,22 @@ from tests.deploy.test_federated_run import assert_the_same, both, close, settin
 from tests.deploy.test_secure import flat
 from tests.deploy.test_secure_run import node, told
 from tests.flower.silos import SITES
+from tests.problems import few
 
 OWN = {"model": {"l2": 0.1, "own": "intercept"}, "objective": {"name": "chi2", "of": "gains"}}
 
 
-def test_as_on_one_machine_and_no_message_holds_a_part(tmp_path):
-    crossed = []
+@pytest.mark.parametrize(
+    "metric", few(["full"], ["full", "none"], "::test_as_on_one_machine_and_no_message_holds_a_part[full]")
+)
+def test_as_on_one_machine_and_no_message_holds_a_part(tmp_path, metric):
+    crossed, own = [], {**OWN, "model": {**OWN["model"], "metric": metric}}
 
     def fault(message, reply):
         crossed.extend(part.deflate() for record in reply.content.values() for part in flat(record))
         return reply
 
-    over, local = both(tmp_path, settings(**OWN), fault=fault)
+    over, local = both(tmp_path, settings(**own), fault=fault)
     assert_the_same(over, local)
     parts, sent = own_parts.read(local.path), b"".join(crossed)
     assert not (over.path / records.OWN_PARTS).exists()
@@ -47,6 +51,7 @@ def test_as_on_one_machine_and_no_message_holds_a_part(tmp_path):
     base = json.loads((over.path / BASELINES).read_text())
     close([base[site] for site in SITES], [member.baseline for member in local.federation.members])
     said = "\n".join(over.federation.notes)
+    assert ("trained in the metric" in said) == (metric == "full")
     assert "how well a model of its own rows alone does" in said
     assert "sites keep for themselves no message tells; but from the gradients and updates of a site the server" in said
 

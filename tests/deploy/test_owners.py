@@ -251,6 +251,7 @@ def test_without_a_file_a_site_asks_and_its_owner_is_told_how_many_rows_stand_be
     assert read_text(place.app(message, place.contexts[number]).content, "answer") is not None
 
 
+@pytest.mark.thorough(witness="::test_the_least_number_of_rows_is_the_policy_s")
 def test_scores_of_few_rows_stay_and_the_run_goes_on_under_a_budget(tmp_path):
     """A live run: north has the default policy and a budget, and 18 of its 90 rows held out."""
     method = {"name": "scaffpd", "steps": 1, "local_lr": 0.2, "rule": {"sigma": 0.5, "theta": 0.0}}

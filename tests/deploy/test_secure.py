@@ -64,7 +64,9 @@ def assert_near(found, expected, factor=1e4):
         np.testing.assert_allclose(a, b, rtol=0, atol=factor * ERROR)
 
 
-@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize(
+    "name", problems.few(("scaffold", "scaffpd_sums"), SUMMED, "::test_masked_as_in_the_simulator[scaffpd_sums]")
+)
 def test_masked_as_in_the_simulator(name, tmp_path):
     algorithm = build(name)
     outcome = serve(algorithm, federate(algorithm, tmp_path))
@@ -371,7 +373,14 @@ def test_within_the_band_no_weight_is_more_than_its_share():
                     secure.check_own_weight(beyond, n, most)
 
 
-@pytest.mark.parametrize("name", ["agnostic_fedavg", "fedavg", "scaffold", "scaffpd_sums"])
+@pytest.mark.parametrize(
+    "name",
+    problems.few(
+        ("scaffpd_sums",),
+        ["agnostic_fedavg", "fedavg", "scaffold", "scaffpd_sums"],
+        "::test_honest_runs_keep_the_default_limits[scaffpd_sums]",
+    ),
+)
 def test_honest_runs_keep_the_default_limits(name, tmp_path):
     algorithm = build(name)
     outcome = serve(algorithm, federate(algorithm, tmp_path, limits=Limits(threshold=None)))

@@ -147,7 +147,7 @@ def test_masked_sums_need_keys_and_company(tmp_path):
 
 
 @pytest.mark.thorough(
-    witness="deploy/test_misbehaving_server.py::test_a_policy_that_gets_stricter_meanwhile_holds_at_once"
+    witness="deploy/test_owners.py::test_without_a_file_a_site_asks_and_its_owner_is_told_how_many_rows_stand_behind"
 )
 def test_a_site_decides_for_itself_and_keeps_its_own_log(tmp_path):
     """Whatever the server asks, a site that has not approved the run touches no row; then it is approved."""
@@ -194,7 +194,7 @@ def test_projections_are_on_where_they_cost_nothing_and_exclude_masks(tmp_path):
 
 
 @pytest.mark.thorough(
-    witness="deploy/test_misbehaving_server.py::test_past_the_budget_is_refused_and_logged_and_the_others_go_on"
+    witness="searches/test_privacy.py::test_a_site_with_a_budget_of_its_own_is_never_talked_out_of_it"
 )
 def test_a_private_run_spends_its_budget_and_a_site_refuses_what_goes_beyond(tmp_path):
     method = {"name": "scaffpd", "steps": 1, "local_lr": 0.2, "rule": {"sigma": 0.5, "theta": 0.0}}

@@ -11,7 +11,7 @@ import equipoise as eq
 from equipoise.engines import simulator
 from equipoise.errors import InputError
 from equipoise.protocol import as_key
-from tests.problems import DIM, N, assert_identical, assert_same, build, everything, start, unequal
+from tests.problems import DIM, N, assert_identical, assert_same, build, everything, few, start, unequal
 
 
 def test_history_has_a_row_for_every_round():
@@ -74,7 +74,9 @@ def test_runs_in_any_thread():
     assert_same(results[0].server, eq.simulate(build("fedavg"), start(), unequal(), 0, rounds=2).server)
 
 
-@pytest.mark.parametrize("kind", [int, np.int64, np.uint32])
+@pytest.mark.parametrize(
+    "kind", few([np.uint32], [int, np.int64, np.uint32], "::test_any_integer_is_a_seed_in_every_engine")
+)
 def test_any_integer_is_a_seed_in_every_engine(kind):
     runs = [
         engine(build("fedavg", batch=2), start(), unequal(), seed, rounds=2)
@@ -260,7 +262,8 @@ def test_unknown_names_get_the_nearest_known_one():
     assert eq.algorithms.named("fedavg").factory is eq.algorithms.fedavg
 
 
-@pytest.mark.parametrize("n", [4, 5])  # which two devices divide evenly, and not
+# Two devices divide four of them evenly, and five not.
+@pytest.mark.parametrize("n", few([5], [4, 5], "::test_chunks_over_devices_give_the_same[5]"))
 def test_chunks_over_devices_give_the_same(n):
     if len(jax.local_devices()) < 2:
         pytest.skip("JAX sees one device only")

@@ -28,7 +28,7 @@ def seen(run):
 
 
 @pytest.mark.parametrize("m", few([3], [3, None], "::test_the_numbers_of_one_device"), ids=["sampled", "everyone"])
-@pytest.mark.parametrize("name", few(["scaffold", "scaffpd"], SOME, "::test_the_numbers_of_one_device"))
+@pytest.mark.parametrize("name", few(["scaffpd"], SOME, "::test_the_numbers_of_one_device"))
 def test_the_numbers_of_one_device(name, m, monkeypatch):
     one = seen(play_sampled(name, m=m, devices=1))
     monkeypatch.setattr(layout, "one_memory", lambda: False)
@@ -49,7 +49,9 @@ def on_pixels(m, **how):
     return eq.simulate(algorithm, np.zeros(8), pixels(), KEY, rounds=3, **how)
 
 
-@pytest.mark.parametrize("m", [3, None], ids=["sampled", "everyone"])
+@pytest.mark.parametrize(
+    "m", few([3], [3, None], "::test_a_pool_is_spread_as_it_is_stored"), ids=["sampled", "everyone"]
+)
 def test_a_pool_is_spread_as_it_is_stored(m, monkeypatch):
     one = seen(on_pixels(m, devices=1))
     monkeypatch.setattr(layout, "one_memory", lambda: False)

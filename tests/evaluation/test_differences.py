@@ -42,11 +42,11 @@ def test_one_small_client_does_not_make_the_average_gain():
     """One client of 3 rows beside four of 500, two equally good models: zero lay outside in 18.7% of the cases."""
     sizes, truth = np.array([3, 500, 500, 500, 500]), np.array([0.6, 0.9, 0.9, 0.9, 0.9])
     false = 0
-    for seed in range(200):
+    for seed in range(100):
         rng = np.random.default_rng(seed)
         old, new = (np.concatenate([rng.random(m) < p for m, p in zip(sizes, truth, strict=True)]) for _ in range(2))
         false += not covered(mean_difference(on_same_rows(old, new, sizes, shares=True)), 0.0)
-    assert false <= 14
+    assert false <= 7
 
 
 def test_models_that_agree_on_every_row_need_not_be_equal():

@@ -4,6 +4,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.evaluation import PerClient, evaluate, standing
+from tests.problems import few
 
 RNG = np.random.default_rng(0)
 
@@ -28,7 +29,7 @@ def test_the_standing_of_accuracies():
         standing(table, "acuracy")
 
 
-@pytest.mark.parametrize("draws", [0, 300])
+@pytest.mark.parametrize("draws", few([0], [0, 300], "::test_the_bounds_of_an_rmse_are_those_of_its_error[0]"))
 def test_the_bounds_of_an_rmse_are_those_of_its_error(draws):
     """Clients with normal errors: an RMSE's interval is about that of the chi distribution, for two at once."""
     errors = [RNG.normal(0, s, 400) for s in (1.0, 2.0)]

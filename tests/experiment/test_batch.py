@@ -15,6 +15,7 @@ from equipoise.experiment.config import parse
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.problems import build_problem, precision
 from tests.experiment.test_run import assert_same_run
+from tests.problems import few
 
 STUDY = {
     "name": "study",
@@ -45,16 +46,16 @@ def test_one_program_serves_all(jobs, tmp_path, monkeypatch):
     assert together == [(6, 3)]  # three settings of one division side by side, then those of the other
 
 
-def test_the_same_numbers_as_alone(jobs, whole, tmp_path):
-    for k in (0, 3):
-        one = run.run(jobs[k].config, tmp_path / str(k))
-        assert len(one.rows) == len(whole[k].rows) == 5
-        for a, b in zip(one.rows, whole[k].rows, strict=True):
-            np.testing.assert_allclose(a.loss, b.loss, rtol=1e-4)
-            assert a.scores["accuracy"] == pytest.approx(b.scores["accuracy"])
-            assert (a.asked, a.answered, a.bytes_up) == (b.asked, b.answered, b.bytes_up)
-        scores = [records.read_row_scores(done.path / records.ROW_SCORES) for done in (one, whole[k])]
-        assert scores[0].rows == scores[1].rows  # comparable row by row
+@pytest.mark.parametrize("k", few([3], [0, 3], "::test_the_same_numbers_as_alone[3]"))
+def test_the_same_numbers_as_alone(jobs, whole, tmp_path, k):
+    one = run.run(jobs[k].config, tmp_path / str(k))
+    assert len(one.rows) == len(whole[k].rows) == 5
+    for a, b in zip(one.rows, whole[k].rows, strict=True):
+        np.testing.assert_allclose(a.loss, b.loss, rtol=1e-4)
+        assert a.scores["accuracy"] == pytest.approx(b.scores["accuracy"])
+        assert (a.asked, a.answered, a.bytes_up) == (b.asked, b.answered, b.bytes_up)
+    scores = [records.read_row_scores(done.path / records.ROW_SCORES) for done in (one, whole[k])]
+    assert scores[0].rows == scores[1].rows  # comparable row by row
 
 
 def test_one_that_diverges_does_not_spoil_its_neighbours(jobs, whole):
@@ -64,7 +65,9 @@ def test_one_that_diverges_does_not_spoil_its_neighbours(jobs, whole):
         assert diverges or done.outcome.summary["mean"] > 0.3
 
 
-@pytest.mark.parametrize("round", [0, 2, 4])
+@pytest.mark.parametrize(
+    "round", few([2], [0, 2, 4], "::test_begun_again_after_a_crash_it_is_bit_for_bit_as_if_never_stopped[2]")
+)
 def test_begun_again_after_a_crash_it_is_bit_for_bit_as_if_never_stopped(jobs, whole, tmp_path, round):
     """In the first division's slice or in the second's, when some are finished and others have not begun."""
 

@@ -39,7 +39,7 @@ def reduced(name: str, labels: list[str], *assignments: str) -> plan.Study:
     return plan.sweep(settings, source=name)
 
 
-@pytest.mark.thorough(witness="algorithms/test_scaffpd.py::test_reaches_the_saddle_point_where_drfa_stalls")
+@pytest.mark.thorough(witness="algorithms/test_scaffpd.py::test_follows_the_pseudo_code")
 def test_figure_2_of_scaffpd_in_small(tmp_path):
     study = reduced(
         "scaffpd-figure2",
@@ -74,6 +74,9 @@ def test_in_figure_2_the_average_is_another_problem():
     assert tasks.losses(this.task, y, this.train).max() > tasks.losses(this.task, x, this.train).max()
 
 
+@pytest.mark.thorough(
+    witness="algorithms/test_scaffold.py::test_reaches_the_optimum_of_the_average_where_fedavg_drifts"
+)
 def test_figure_3_of_scaffold_in_small(tmp_path):
     study = reduced(
         "scaffold-figure3",

@@ -191,6 +191,7 @@ def test_an_objective(folder):
     np.testing.assert_allclose(own.rows[-1].lam, listed.rows[-1].lam, rtol=1e-12)
 
 
+@pytest.mark.thorough(witness="::test_a_score")
 def test_a_data_set(folder):
     done = run(folder, data="mydata:clouds", options="rows = 80")
     assert sum(m.train + m.test for m in done.federation.members) == 80

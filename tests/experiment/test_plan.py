@@ -9,6 +9,7 @@ from equipoise.experiment import plan, records
 from equipoise.experiment import run as runs
 from equipoise.experiment.measures import measure
 from equipoise.report import sweeps
+from tests.problems import few
 
 BASE = {
     "name": "study",
@@ -121,11 +122,14 @@ def test_of_equal_settings_the_better_average_is_chosen():
     assert plan._best(found[2:], "worst20") == {"lr": 3}
 
 
-def test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others(tmp_path, monkeypatch):
-    study = plan.sweep(STUDY)
+@pytest.mark.parametrize(
+    "over", few([[2]], [[2], [2, 3]], "::test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others"), ids=str
+)
+def test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others(tmp_path, monkeypatch, over):
+    study = plan.sweep(STUDY | {"sweep": STUDY["sweep"] | {"over": {"partition.clients": over}}})
     cells = plan.run_study(study, tmp_path)
     assert [(cell.label, cell.over["partition.clients"]) for cell in cells] == [
-        (label, n) for n in (2, 3) for label in ("FedAvg", "own", "DRFA")
+        (label, n) for n in over for label in ("FedAvg", "own", "DRFA")
     ]
     for cell in cells:
         assert [run.config["run"]["seed"] for run in cell.runs] == [0, 1]
@@ -140,7 +144,7 @@ def test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others(tmp_path,
 
     text = sweeps.markdown(cells, study.sweep.show)
     assert "**clients = 2**" in text
-    assert text.count("| FedAvg |") == 2
+    assert text.count("| FedAvg |") == len(over)
     assert "rounds to distance 1e+09" in text
     assert f"{mean:.4g} ± {deviation:.2g}" in text
 

@@ -19,6 +19,7 @@ from equipoise.errors import InputError, Stopped
 from equipoise.experiment import config, reading, records, run
 from equipoise.experiment.methods import build_dual, build_method, known_saddle
 from equipoise.experiment.problems import build_problem
+from tests.problems import few
 from tests.searches import tiny
 
 SMALL = {
@@ -125,7 +126,7 @@ def assert_same_run(a, b):
     assert a.outcome.summary == b.outcome.summary
 
 
-@pytest.mark.thorough(witness="searches/test_writers.py::test_writers_started_at_random_moments_leave_one_whole_run")
+@pytest.mark.thorough(witness="searches/test_disk.py::test_whatever_write_fails_the_run_goes_on_bit_for_bit")
 def test_kill_9_at_random_moments_changes_nothing(tmp_path):
     """Eight times, anywhere: with control variates, minibatches, client sampling and lost replies."""
     kills = 8 * tiny.LONGER
@@ -231,7 +232,10 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
         run.resume(tmp_path / "a")
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "precision",
+    few(["float32"], ["float32", "float64"], "::test_the_precision_is_that_of_the_configuration[float32]"),
+)
 def test_the_precision_is_that_of_the_configuration(precision, tmp_path):
     done = run.run(small(f"run.precision={precision}", "run.rounds=2"), tmp_path / "a")
     weights = safetensors.numpy.load_file(done.path / "model.safetensors")["weight"]

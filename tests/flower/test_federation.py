@@ -1,8 +1,8 @@
 """Real federations: a SuperLink and sites as processes, TLS and authentication on, faults included.
 
 Two runs of the same three sites, which stay up all the while, as they would: one whose server is ended in every way,
-and one whose sites do whatever sites may do. `make test` has one server that is killed and whose run resumes; what
-else happens here it sees in one process (`tests/deploy`). A test disturbs the run and waits for what must come of it;
+and one whose sites do whatever sites may do. `make test` has the federation of one command (`test_local.py`), and sees
+what happens here in one process (`tests/deploy`). A test disturbs the run and waits for what must come of it;
 the run goes on. The clock of one site is an hour ahead, that of another an hour behind. Every wait is for something
 and bounded, and whatever is started is ended.
 """
@@ -93,10 +93,14 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_resumes(steady)
     steady.await_rounds(1)  # the sites have reconnected by themselves
 
 
+@pytest.mark.thorough(witness="cli/test_flower.py::test_a_process_ends_when_the_one_that_started_it_is_killed")
 def test_a_server_that_is_killed_leaves_nothing_and_the_sites_stay(steady):
     nothing_is_left_but_the_sites(steady, steady.running().kill())
 
 
+@pytest.mark.thorough(
+    witness="flower/test_local.py::test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing[scaffpd]"
+)
 def test_a_run_that_was_resumed_has_the_numbers_of_one_machine(steady, federation):
     """Model, weights, losses and bytes: what no checkpoint counted does not count."""
     steady.running().wait(LONG)
@@ -109,6 +113,7 @@ def test_a_run_that_was_resumed_has_the_numbers_of_one_machine(steady, federatio
     assert {site for site, *_ in federation.events("steady") if site} <= {*SITES}
 
 
+@pytest.mark.thorough(witness="deploy/test_warm.py::test_requests_are_signed_by_the_servers_clock_where_the_two_differ")
 def test_a_clock_that_is_an_hour_ahead_or_behind_is_no_fault(steady, federation):
     """The run above went on with such sites; they have noticed."""
     if not steady.servers:
@@ -280,6 +285,9 @@ def test_a_run_that_no_site_answers_stops_with_all_that_is_finished(wild, federa
             assert f"'{site}' {kinds[what]}: {why}" in told
 
 
+@pytest.mark.thorough(
+    witness="flower/test_local.py::test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing[scaffpd]"
+)
 def test_everything_ends_with_what_started_it(federation):
     """The sites that stay, and whatever had been started: by themselves, none has to be killed."""
     everyone = federation.everyone()

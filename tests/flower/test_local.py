@@ -15,13 +15,17 @@ from equipoise.experiment import checkpoint, records
 from tests.flower import silos
 from tests.flower.federation import LONG, assert_as_on_one_machine, bytes_of, nobody_listens, on_one_machine
 from tests.flower.processes import Command, left, started_in, until
+from tests.problems import few
+
+WITNESS = "::test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing[scaffpd]"
 
 
-@pytest.mark.thorough(witness="flower/test_federation.py::test_a_run_that_was_resumed_has_the_numbers_of_one_machine")
-def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
-    """With the default method: it resumes after Ctrl-C, gives the simulator's numbers, and ends all that it started."""
+@pytest.mark.parametrize("method", few(["scaffpd"], ["scaffpd", "scaffpd_model"], WITNESS))
+def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path, method):
+    """It resumes after Ctrl-C, gives the simulator's numbers, and ends all that it started."""
     settings = silos.settings(run={"rounds": 8, "evaluate_every": 1})
-    settings["algorithm"] = {"name": "scaffpd_model", "steps": 3}
+    if method == "scaffpd_model":
+        settings["algorithm"] = {"name": "scaffpd_model", "steps": 3}
     del settings["federation"]["sites"]  # all files of the folder
     (tmp_path / "f.toml").write_text(tomli_w.dumps(settings))
     silos.write(tmp_path / "silos")

@@ -2,19 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.algorithms import ALGORITHMS
 from equipoise.engines.debug import ExchangeError
 from equipoise.errors import InputError
 from equipoise.protocol import wire
-from tests.problems import DIM, EVERY, LOCAL, N, assert_same, build, each_algorithm, play, start, unequal
-
-AT_THE_CLIENTS = {"scaffpd_sums"}  # where the server knows no weights
-OF_A_DUAL = {name for name in EVERY if ALGORITHMS[name].takes_dual} - AT_THE_CLIENTS
-OF_THEIR_OWN = {"term", "agnostic_fedavg"}  # weights of another objective than the run's
+from tests.problems import DIM, LOCAL, N, build, each_algorithm, start, unequal
 
 
 def traced(algorithm):
@@ -48,21 +42,6 @@ def test_every_array_that_crosses_has_a_name(name):
         for crossing in (shapes.message, shapes.reply.total, shapes.reply.each):
             assert crossing is None or hasattr(crossing, "_fields")
             check(crossing)
-
-
-@each_algorithm
-def test_weights_are_of_the_dual_that_was_given(name):
-    algorithm = build(name)
-    assert (algorithm.dual is not None) == (name in OF_A_DUAL)
-    server = play(name).server
-    lam = algorithm.weights(server)
-    assert (lam is not None) == (name in OF_A_DUAL | OF_THEIR_OWN)
-    if lam is not None:
-        assert lam.shape == (N,)
-        assert float(jnp.sum(lam)) == pytest.approx(1)
-        assert np.ptp(lam) > 1e-3
-    if name in OF_A_DUAL:
-        assert_same(algorithm.dual.prox(lam, 1e-12), lam, atol=1e-9)
 
 
 def test_weights_of_domains_are_not_those_of_clients():

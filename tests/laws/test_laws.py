@@ -20,6 +20,7 @@ from tests import programs
 from tests.problems import (
     BOUND,
     DIM,
+    EVERY,
     KEY,
     N,
     assert_identical,
@@ -38,7 +39,7 @@ def seen(run):
     return [run.server, run.history, run.tally, run.clients]
 
 
-@each_kind
+@partial(each_kind, kinds=("scaffold", "drfa", "scaffpd"))
 def test_engines_and_slices_agree(name):
     """Compiled at once, in slices, and in plain Python: the same rounds, the same numbers."""
     whole = seen(play_sampled(name))
@@ -66,7 +67,7 @@ def scaled(name, scale):
     return changes
 
 
-@partial(each_kind, kinds=("scaffold", "scaffpd"))
+@partial(each_kind, kinds=("scaffpd",))
 def test_settings_may_be_traced(name):
     """The kernel under vmap over step sizes, inside jit: a run of each setting, as if it were alone."""
 
@@ -118,7 +119,7 @@ def test_nobody_there_changes_nothing_but_stays_finite(name):
     assert result.tally.answered.sum() == 0 < result.tally.asked.sum()
 
 
-@each_algorithm
+@each_kind
 def test_a_reply_that_is_not_finite_is_a_lost_reply(name):
     data = unequal()
     poisoned = data._replace(inputs=data.inputs.at[1].multiply(1e300))  # finite, but its squares are not
@@ -140,7 +141,7 @@ def test_relabelling_clients_relabels_lambda_and_nothing_else(name):
         assert_same(now, then[order] if per_client else then)
 
 
-@each_kind
+@partial(each_kind, kinds=("scaffold", "scaffpd"))
 def test_one_client_is_centralised_descent(name):
     data = unequal(1)
     a, y = np.asarray(data.inputs[0]), np.asarray(data.labels[0])
@@ -182,7 +183,7 @@ def test_stopped_and_resumed_is_uninterrupted(name):
     assert_identical((*whole[:3], whole.tally), (*again[:3], again.tally))
 
 
-@partial(each_kind, kinds=("scaffold", "scaffpd"))
+@partial(each_kind, kinds=("scaffpd",))
 def test_single_precision_stays_single(name):
     m = None if ALGORITHMS[name].cohorts == "by_weight" or name == "scaffpd_partial" else 3
     # by_weight draws others in float32, so these ask everybody.
@@ -190,6 +191,26 @@ def test_single_precision_stays_single(name):
     floats = [a for a in jax.tree.leaves((result.server, result.clients)) if jnp.issubdtype(a.dtype, jnp.floating)]
     assert {a.dtype for a in floats} == {np.dtype(np.float32)}
     assert_same(build(name).model(result.server), build(name).model(double.server), rtol=1e-4, atol=1e-5)
+
+
+AT_THE_CLIENTS = {"scaffpd_sums"}  # where the server knows no weights
+OF_A_DUAL = {name for name in EVERY if ALGORITHMS[name].takes_dual} - AT_THE_CLIENTS
+OF_THEIR_OWN = {"term", "agnostic_fedavg"}  # weights of another objective than the run's
+
+
+@each_algorithm
+def test_weights_are_of_the_dual_that_was_given(name):
+    algorithm = build(name)
+    assert (algorithm.dual is not None) == (name in OF_A_DUAL)
+    server = play(name).server
+    lam = algorithm.weights(server)
+    assert (lam is not None) == (name in OF_A_DUAL | OF_THEIR_OWN)
+    if lam is not None:
+        assert lam.shape == (N,)
+        assert float(jnp.sum(lam)) == pytest.approx(1)
+        assert np.ptp(lam) > 1e-3
+    if name in OF_A_DUAL:
+        assert_same(algorithm.dual.prox(lam, 1e-12), lam, atol=1e-9)
 
 
 D = DIM
@@ -231,7 +252,7 @@ def test_bytes_are_those_of_the_papers(name):
     assert [(w.down / 8, w.up / 8) for w in crossing(name)] == FLOATS[name]
 
 
-@each_kind
+@partial(each_kind, kinds=("fedavg", "drfa", "scaffpd"))
 def test_bytes_are_those_of_the_messages(name):
     algorithm, data, exchanges, asked = build(name), unequal(), crossing(name), []
     eq.debug(algorithm._replace(round=tuple(spied(e, asked) for e in algorithm.round)), start(), data, KEY, rounds=1)

@@ -21,7 +21,8 @@ def every_case(test):
 
 one_each = pytest.mark.parametrize("case", ONE_EACH, ids=str)
 both_dtypes = pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["f64", "f32"])
-simplices = pytest.mark.parametrize("case", [c for c in ONE_EACH if c.name not in ("qffl", "propfair")], ids=str)
+SIMPLICES = [c for c in ONE_EACH if c.name not in ("qffl", "propfair")]
+simplices = pytest.mark.parametrize("case", SIMPLICES, ids=str)
 MAXIMISER = pytest.mark.thorough(witness="::test_best_response_is_a_maximiser_and_value_its_maximum")
 TOLERANCE = {np.float64: 1e-12, np.float32: 2e-5}
 N = 6
@@ -53,9 +54,13 @@ with_ties = st.tuples(st.lists(numbers, min_size=1, max_size=N), st.lists(st.int
 vectors = with_ties.map(lambda pool: np.array([pool[0][i % len(pool[0])] for i in pool[1]]))
 
 
-@both_dtypes
+@pytest.mark.parametrize(
+    "dtype",
+    few([np.float64], [np.float64, np.float32], "::test_prox_solves_its_problem_on_nasty_inputs"),
+    ids=["f64", "f32"],
+)
 @one_each
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(v=vectors, exponent=st.floats(-12, 12))
 def test_prox_solves_its_problem_on_any_input(case, dtype, v, exponent):
     v, step = v.astype(dtype), 10.0**exponent
@@ -151,7 +156,15 @@ def test_the_gradient_of_value_is_the_best_response(case):
     assert slope == pytest.approx(float(jnp.sum(dual.best_response(losses) * change)), rel=1e-4, abs=1e-13)
 
 
-@one_each
+@pytest.mark.parametrize(
+    "case",
+    few(
+        [c for c in ONE_EACH if c.name in ("chi2", "tv", "qffl")],
+        ONE_EACH,
+        "::test_best_response_is_a_maximiser_and_value_its_maximum",
+    ),
+    ids=str,
+)
 def test_compiled_plain_and_batched_calls_agree(case):
     dual = build(case, N)
     v, steps = jnp.asarray(np.random.default_rng(0).normal(size=(3, N))), jnp.asarray([0.1, 1.0, 1e3])
@@ -187,7 +200,15 @@ def test_one_client_has_all_the_weight(case):
         np.testing.assert_allclose(dual.value(v), v[0], rtol=2 * np.finfo(dtype).eps)
 
 
-@simplices
+@pytest.mark.parametrize(
+    "case",
+    few(
+        [c for c in SIMPLICES if c.name in ("agnostic", "chi2", "kl")],
+        SIMPLICES,
+        "::test_prox_solves_its_problem_on_nasty_inputs",
+    ),
+    ids=str,
+)
 def test_weights_of_a_hundred_thousand_clients_are_exact_and_sum_to_one(case):
     n, dtype = 100_000, np.float32  # which has the fewest digits
     dual, rng = build(case, n), np.random.default_rng(0)
@@ -215,7 +236,15 @@ def test_relabelled_clients_get_relabelled_weights(case):
             np.testing.assert_allclose(operator(v[order]), operator(v)[order], rtol=0, atol=1e-15)
 
 
-@one_each
+@pytest.mark.parametrize(
+    "case",
+    few(
+        [c for c in ONE_EACH if c.name in ("agnostic", "chi2", "kl", "qffl", "propfair")],
+        ONE_EACH,
+        "::test_a_step_in_few_weights_is_the_prox_of_the_sum",
+    ),
+    ids=str,
+)
 def test_a_step_in_few_weights_is_the_prox_of_the_sum(case):
     dual, rng = build(case, N), np.random.default_rng(6)
     cohort = Cohort(jnp.asarray([4, 1, 3]), jnp.asarray([True, False, True]))

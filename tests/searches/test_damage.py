@@ -16,6 +16,7 @@ from equipoise.cli import app
 from equipoise.experiment import config, records, run
 from equipoise.experiment.problems import build_problem
 from equipoise.report import html, tables
+from tests.problems import first
 from tests.searches import tiny
 
 NEW = "x\n1\n2\n"
@@ -77,10 +78,18 @@ def damages(place, state, name):
 
 ALWAYS = ("equipoise.json", "config.toml", "environment.json", "federation.json", "history.jsonl")
 LATER = {"finished": ("result.json", "model.safetensors", "rows.safetensors"), "stopped": ("checkpoint.safetensors",)}
-CASES = [(state, name) for state in STATES for name in (*ALWAYS, *LATER[state])]
+EVERY = [(state, name) for state in STATES for name in (*ALWAYS, *LATER[state])]
+# A file that both have is read alike, and only of a run that was stopped does anything go on from it.
+FIRST = [
+    *(("stopped", name) for name in ("config.toml", "federation.json", "history.jsonl", "checkpoint.safetensors")),
+    *(("finished", name) for name in ("result.json", "model.safetensors")),
+]
+CASES = sorted(EVERY, key=lambda case: case not in FIRST)
 
 
-@pytest.mark.parametrize(("state", "name"), CASES)
+@pytest.mark.parametrize(
+    ("state", "name"), first(len(FIRST), CASES, "::test_a_damaged_file_is_a_sentence_or_does_not_matter")
+)
 def test_a_damaged_file_is_a_sentence_or_does_not_matter(place, tmp_path, state, name, monkeypatch):
     assert {file for each, file in CASES if each == state} == set(files(place / state))
     monkeypatch.setattr(run, "build_problem", shared(place))

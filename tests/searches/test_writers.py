@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 MORE = 20  # tries, until two have been there at the same time
 
 
+@pytest.mark.thorough(witness="::test_many_threads_hold_a_lock_one_after_the_other")
 def test_writers_started_at_random_moments_leave_one_whole_run(tmp_path):
     tiny.silos(tmp_path / "silos")
     refused = 0

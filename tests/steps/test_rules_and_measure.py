@@ -17,7 +17,7 @@ from equipoise import objectives, steps, tasks
 from equipoise.data import Shards, synthetic
 from equipoise.errors import InputError
 from equipoise.steps import Constants
-from tests.problems import few
+from tests.problems import few, first
 
 DIM = 10
 RIDGE = tasks.ridge(DIM, 0.1)  # one object, so that what is measured compiles once
@@ -302,8 +302,20 @@ def test_every_mode_of_a_quadratic_contracts_by_theta(condition, nu, spread):
 # Constants
 
 
-@pytest.mark.parametrize("samples", [100, [20, 50, 100, 7, 33]])
-@pytest.mark.parametrize("build", [ridge, lambda mu: RIDGE], ids=["stand-in", "tasks.ridge"])
+@pytest.mark.parametrize(
+    ("samples", "build"),
+    first(
+        2,
+        [
+            ([20, 50, 100, 7, 33], lambda mu: RIDGE),
+            (100, ridge),
+            (100, lambda mu: RIDGE),
+            ([20, 50, 100, 7, 33], ridge),
+        ],
+        "::test_constants_of_ridge_regression",
+    ),
+    ids=["tasks.ridge-uneven", "stand-in-even", "tasks.ridge-even", "stand-in-uneven"],
+)
 def test_constants_of_ridge_regression(samples, build):
     shards = synthetic.regression(samples=samples, key=jax.random.key(0))
     x = jnp.linspace(-1.0, 1.0, DIM)
@@ -342,6 +354,7 @@ def test_constants_of_softmax_regression():
     assert steps.estimate_constants(task, shards, 9 * x).L_xx < 0.9 * found.L_xx  # local to x
 
 
+@pytest.mark.thorough(witness="::test_the_smoothness_of_every_client_is_bounded_from_above")
 def test_more_parameters_than_lanczos_steps():
     """Outer bounds, the largest one sharp; of few examples the Krylov space ends early and all is exact."""
     x = jnp.zeros(150)
@@ -375,7 +388,7 @@ def test_single_precision():
         )
 
 
-@pytest.mark.parametrize("j", [2, 7, 100])
+@pytest.mark.parametrize("j", few([7], [2, 7, 100], "::test_constants_in_the_metric_of_the_local_steps[7]"))
 def test_constants_in_the_metric_of_the_local_steps(j):
     shards = synthetic.regression(samples=[20, 50, 100, 30, 33], key=jax.random.key(4))
     x = jnp.zeros(DIM)
@@ -485,7 +498,7 @@ def test_tuned_solves_the_papers_problem_in_a_hundred_rounds(rho):
 @pytest.mark.parametrize(
     ("dual", "cap"), [(AGNOSTIC, 1.0), (objectives.cvar(n=5, alpha=0.4), 0.5)], ids=["afl", "cvar"]
 )
-@pytest.mark.parametrize("j", [1, 20])
+@pytest.mark.parametrize("j", few([20], [1, 20], "::test_tuned_is_linear_without_a_penalty_too"))
 def test_tuned_is_linear_without_a_penalty_too(dual, cap, j):
     for shift in (0.1, 1.0):
         shards = synthetic.regression(shift=shift, key=jax.random.key(1))
@@ -523,7 +536,9 @@ def test_tuned_says_what_is_wrong():
         steps.tuned(ridge(0.0), flat, jnp.zeros(DIM), CHI2, steps=1)
 
 
-@pytest.mark.parametrize("j", [1, 10])
+@pytest.mark.parametrize(
+    "j", few([10], [1, 10], "::test_bounded_solves_the_papers_problem_from_what_clients_tell_of_themselves[10]")
+)
 def test_bounded_solves_the_papers_problem_from_what_clients_tell_of_themselves(j):
     """Slower than `tuned`, and as certainly."""
     shards = synthetic.regression(key=jax.random.key(0))

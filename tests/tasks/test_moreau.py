@@ -63,6 +63,7 @@ def test_local_steps_start_the_inner_ones_where_they_were():
     assert_same((u, seen), (path[-1], path[2]))
 
 
+@pytest.mark.thorough(witness="::test_squares_are_exact")
 def test_from_the_shared_model_to_every_client_by_itself():
     """mu -> infinity: the saddle point of the plain losses; mu -> 0: every v_i is its client's own optimum."""
     data, dual, ends = unequal(), eq.objectives.chi2(N, 0.1), {}

@@ -9,7 +9,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.errors import InputError
 from equipoise.tasks import with_local_optimizer
 from tests.algorithms import reference
-from tests.problems import DIM, KINDS, N, assert_same, few, rows, start, unequal
+from tests.problems import DIM, N, assert_same, few, rows, start, unequal
 
 KEY = jax.random.key(0)
 FOR_PLAIN_STEPS = ["afl", "delta_fl", "drfa", "fedavg", "fedprox", "propfair", "qfedavg", "term"]
@@ -51,7 +51,7 @@ def test_more_features_than_examples_take_the_same_steps():
 @pytest.mark.parametrize(
     "name",
     few(
-        KINDS,
+        ("fedavg",),
         FOR_PLAIN_STEPS,
         "::test_plain_descent_as_an_optimizer_changes_nothing_and_another_does[fedavg]",
     ),

@@ -63,6 +63,7 @@ def test_no_weights_and_no_point_are_better(name):
         assert upper - lower(dual, f, G, A, F, lam) < 1e-8 * scale
 
 
+@pytest.mark.thorough(witness="::test_no_weights_and_no_point_are_better")
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")  # of the oldest SciPy
 @pytest.mark.parametrize("name", ["agnostic", "chi2", "kl", "cvar"])
 def test_another_solver_finds_no_better_weights(name):

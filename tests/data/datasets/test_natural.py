@@ -11,6 +11,7 @@ from equipoise.cli.data import facts
 from equipoise.data.datasets import catalogue
 from equipoise.data.datasets.natural import OWNERS
 from equipoise.data.partition import split
+from tests.problems import few
 
 FACTS = {  # rows, owners, inputs, share of the last class or None
     "exam": (4059, 65, 2 + 2 + 3 + 3 + 2, 0.512),
@@ -31,6 +32,7 @@ FACTS = {  # rows, owners, inputs, share of the last class or None
     "voters": (38396, 51, 16, 0.408),
     "wages": (29472, 51, 3, None),
 }
+SMALLER = [name for name in FACTS if name not in ("flights", "chemistry", "pharmacy", "insteval", "voters")]
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -53,7 +55,7 @@ def test_all_are_here():
     assert FACTS.keys() == OWNERS.keys()
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", few(SMALLER, FACTS, "::test_a_federation_of_the_package"))
 def test_no_input_gives_the_label_away(name):
     """Nor do all of them together, with the owner's own level: what is known only afterwards is not among them."""
     data = eq.data.load(name)
@@ -72,7 +74,7 @@ def explained(y, guess):
     return 1 - np.mean((y - guess) ** 2) / np.var(y)
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", few(SMALLER, FACTS, "::test_a_federation_of_the_package"))
 def test_no_record_is_on_both_sides_of_a_split(name):
     """Of tables whose rows can be told apart; where a few inputs have few values, different people are alike."""
     data = eq.data.load(name)

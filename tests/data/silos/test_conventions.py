@@ -103,7 +103,7 @@ def test_a_cell_read_with_the_day_first_and_with_the_month_first(text, day_first
 
 
 @given(st.lists(st.floats(-1e6, 1e6).map(lambda x: round(x, 2)), min_size=3, max_size=20, unique=True))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10 if tiny.LONGER == 1 else 25)
 def test_what_a_german_program_wrote_is_what_it_was(values):
     frame = pl.DataFrame(
         {"x": [german(x) for x in values], "y": ["a", "b"] * (len(values) // 2) + ["a"] * (len(values) % 2)}

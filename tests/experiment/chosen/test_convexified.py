@@ -8,6 +8,7 @@ from equipoise.experiment import choice, config, records, run
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.convexify.stages import network_config
 from equipoise.report import html
+from tests.searches import tiny
 
 SETTINGS = {
     "data": {"name": "digits", "test": 0.5},
@@ -17,7 +18,7 @@ SETTINGS = {
 }
 
 
-def test_a_network_has_its_convex_model_beside_it_where_that_is_better(tmp_path):
+def test_a_network_has_its_convex_model_beside_it_where_that_is_better(tmp_path, monkeypatch):
     told = config.parse(choice.left_open(SETTINGS))
     assert told.model.convexified == "auto"
     short = {"rounds": 2, "keep_best": True, "keep_by": "loss", "patience": 2}
@@ -35,6 +36,7 @@ def test_a_network_has_its_convex_model_beside_it_where_that_is_better(tmp_path)
     page = tmp_path / "page.html"
     html.write([done], page)
     assert f"{found.value} (chosen)" in page.read_text()
+    tiny.use(monkeypatch)  # what was there goes, whatever takes its place
     run.run(config.parse({**SETTINGS, "run": {"rounds": 1}}), tmp_path / "run", overwrite=True)
     assert not (tmp_path / "run" / records.CONVEXIFIED).exists()
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 from equipoise.errors import InputError
 from equipoise.experiment import config, plan, records, run
@@ -81,15 +81,30 @@ def test_a_point_of_the_path_is_the_model_of_its_penalty_and_is_judged_without_t
         z = inputs[i][rows] @ x[: k * d].reshape(k, d).T + x[k * d :]
         return logsumexp(z, axis=1) - z[np.arange(len(z)), labels[i][rows].astype(int)]
 
-    def owners(x, without=None):
-        kept = [(i, numbers[i] < folds.FOLDS) for i in range(made.problem.n)]
+    def kept(without=None):
+        rows = [numbers[i] < folds.FOLDS for i in range(made.problem.n)]
         if without is not None:
-            kept[without[0]] = (without[0], (numbers[without[0]] < folds.FOLDS) & (numbers[without[0]] != without[1]))
-        return np.array([losses(x, i, rows).mean() for i, rows in kept])
+            rows[without[0]] &= numbers[without[0]] != without[1]
+        return rows
+
+    def owners(x, without=None):
+        return np.array([losses(x, i, rows).mean() for i, rows in enumerate(kept(without))])
+
+    def slopes(x, without=None):
+        out = []
+        for i, rows in enumerate(kept(without)):
+            a, y = inputs[i][rows], np.eye(k)[labels[i][rows].astype(int)]
+            off = (softmax(a @ x[: k * d].reshape(k, d).T + x[k * d :], axis=1) - y) / len(a)
+            out.append(np.concatenate([(off.T @ a).ravel(), off.sum(axis=0)]))
+        return np.array(out)
 
     def trained(without=None):
         weights = np.asarray(dual.best_response(owners(x).astype(np.float32)), np.float64)
-        return minimize(lambda u: weights @ owners(u, without) + l2 @ u**2 / 2, x, tol=1e-8).x
+
+        def robust(u):
+            return weights @ owners(u, without) + l2 @ u**2 / 2, weights @ slopes(u, without) + l2 * u
+
+        return minimize(robust, x, jac=True, tol=1e-8).x
 
     assert np.abs(trained() - x).max() < 0.02
     i = 1

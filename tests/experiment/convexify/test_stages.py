@@ -50,6 +50,8 @@ precision = "float64"
 """
 SETTINGS = tomllib.loads(FILE)
 MLP = reading.override(SETTINGS, ["model.name='mlp'", "model.hidden=[6]", "convexify.features=60"])
+WIDER = reading.override(SETTINGS, ["model.name='mlp'", "model.hidden=[14]"])  # with more features than rows
+NETWORKS = {"cnn": SETTINGS, "mlp": WIDER}
 
 
 def parsed(settings, *assignments):
@@ -60,13 +62,19 @@ def nothing():
     pass
 
 
+@pytest.fixture(scope="module", params=few(["mlp"], NETWORKS, "::test_the_artifact_predicts_from_raw_inputs[mlp]"))
+def network(request):
+    """The settings of a run. A convolution is as any other layer here, and takes ten times as long."""
+    return NETWORKS[request.param]
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    (tmp_path_factory.mktemp("file") / "tct.toml").write_text(FILE)
-    return run.run(parsed(SETTINGS), tmp_path_factory.mktemp("runs") / "tct")
+def finished(network, tmp_path_factory):
+    return run.run(parsed(network), tmp_path_factory.mktemp("runs") / "tct")
 
 
-def test_one_folder_has_both_stages(finished):
+def test_one_folder_has_both_stages(network, finished):
+    settings, features = network, network["convexify"]["features"]
     inside = finished.path / records.STAGE_1
     network = records.read(inside)
     assert network.config["algorithm"] == {"name": "fedavg", "steps": 2, "local_lr": 0.1, "server_lr": 1.0,
@@ -74,22 +82,25 @@ def test_one_folder_has_both_stages(finished):
     assert network.config["objective"] == {"name": "average", "of": "losses"}
     assert "convexify" not in network.config
     assert network.outcome.rounds == 2
-    assert config.parse(finished.config) == parsed(SETTINGS)
-    assert finished.federation.parameters == 900 * 10
-    assert any("900 features of a cnn trained by 2 rounds of fedavg" in note for note in finished.federation.notes)
+    assert config.parse(finished.config) == parsed(settings)
+    assert finished.federation.parameters == features * 10
+    assert any(
+        f"{features} features of a {settings['model']['name']} trained by 2 rounds of fedavg" in note
+        for note in finished.federation.notes
+    )
     before, last = finished.rows[0], finished.rows[-1]
-    sums = 3 * 8 * (2 * 900 + 1)
+    sums = 3 * 8 * (2 * features + 1)
     assert before.bytes_up == network.rows[-1].bytes_up + sums  # what stages 1 and 2 sent is counted
-    told = 3 * 8 * (network.federation.parameters + 2 * 900)  # the network and the scaling
+    told = 3 * 8 * (network.federation.parameters + 2 * features)  # the network and the scaling
     assert before.bytes_down == network.rows[-1].bytes_down + told
-    assert last.bytes_down - before.bytes_down == 3 * 4 * 2 * 8 * 9000  # x and c
+    assert last.bytes_down - before.bytes_down == 3 * 4 * 2 * 8 * 10 * features  # x and c
     assert records.find(finished.path) == [finished.path]
     assert last.objective < 0.8 * before.objective
 
 
-def test_the_artifact_predicts_from_raw_inputs(finished):
+def test_the_artifact_predicts_from_raw_inputs(network, finished):
     """As the task does from features, bit by bit the same network."""
-    settings = parsed(SETTINGS)
+    settings = parsed(network)
     problem = problem_of(RunSpec(settings, finished.path, ""), nothing)  # the network is there, and is read
     saved = artifact.load(finished.path / records.MODEL)
     raw = build_problem(settings).test
@@ -102,8 +113,9 @@ def test_the_artifact_predicts_from_raw_inputs(finished):
         np.testing.assert_allclose(finished.rows[-1].scores["accuracy"][i], scored)
 
 
-def test_predict_takes_images(finished, tmp_path):
+def test_predict_takes_images(network, finished, tmp_path):
     images = data.load("digits").inputs[:20]
+    images = images if network["model"]["name"] == "cnn" else images.reshape(20, -1)
     np.savez(tmp_path / "new.npz", inputs=images)
     predicted = artifact.predict(finished.path / records.MODEL, tmp_path / "new.npz")
     assert isinstance(predicted, pl.DataFrame)
@@ -112,21 +124,24 @@ def test_predict_takes_images(finished, tmp_path):
     assert predicted["prediction"].to_list() == outputs.argmax(axis=1).tolist()
 
 
-def test_the_problem_is_least_squares_on_standardised_features(finished):
+def test_the_problem_is_least_squares_on_standardised_features(network, finished):
     """Against NumPy, on pooled rows; more features than rows take the kernel road."""
-    problem = problem_of(RunSpec(parsed(SETTINGS), finished.path, ""), nothing)
+    problem, features = (
+        problem_of(RunSpec(parsed(network), finished.path, ""), nothing),
+        network["convexify"]["features"],
+    )
     shards = [problem.train.client(i) for i in range(3)]
     rows = [np.asarray(s.inputs)[: int(s.sizes)] for s in shards]
     pooled = np.concatenate(rows)
     np.testing.assert_allclose(pooled.mean(axis=0), 0, atol=1e-12)
-    spread = pooled.std(axis=0) * np.sqrt(900)
+    spread = pooled.std(axis=0) * np.sqrt(features)
     assert np.all((np.abs(spread - 1) < 1e-9) | (spread == 0))
     assert isinstance(problem.task.prepare(shards[0]), Kernel)
     x = np.random.default_rng(0).normal(size=problem.task.size)
     losses = np.asarray(tasks.losses(problem.task, x, problem.train))
     for i, (a, shard) in enumerate(zip(rows, shards, strict=True)):
         y = np.eye(10)[np.asarray(shard.labels)[: len(a)]] - 0.1
-        want = np.sum((a @ x.reshape(10, 900).T - y) ** 2) / (2 * len(a)) + 1e-5 / 2 * x @ x
+        want = np.sum((a @ x.reshape(10, features).T - y) ** 2) / (2 * len(a)) + 1e-5 / 2 * x @ x
         np.testing.assert_allclose(losses[i], want, rtol=1e-10)
 
 
@@ -145,8 +160,8 @@ def test_agreed_moments_are_the_pooled_ones():
     np.testing.assert_array_equal(scale, scaling(sums)[1])
 
 
-@pytest.mark.parametrize("lines", few([1], [1, 4], "::test_it_resumes_in_either_stage_bit_for_bit[1]"))
-def test_it_resumes_in_either_stage_bit_for_bit(finished, tmp_path, lines):
+@pytest.mark.parametrize("lines", few([1], [1, 4], "::test_it_resumes_in_either_stage_bit_for_bit"))
+def test_it_resumes_in_either_stage_bit_for_bit(network, finished, tmp_path, lines):
     """Lines of both histories are counted: three of stage 1, then five of the run."""
     seen = 0
 
@@ -158,7 +173,7 @@ def test_it_resumes_in_either_stage_bit_for_bit(finished, tmp_path, lines):
 
     folder = tmp_path / "tct"
     with pytest.raises(Stopped):
-        run.run(parsed(SETTINGS), folder, watch=watch)
+        run.run(parsed(network), folder, watch=watch)
     assert records.finished(folder / records.STAGE_1) == (lines == 4)
     assert not records.finished(folder)
     again = run.resume(folder)
@@ -203,15 +218,17 @@ def test_a_plan_trains_a_network_once_and_methods_differ_in_sections(tmp_path):
     assert len(rows) == 1  # the same, whatever was made of them: methods can be compared row by row
 
 
-def test_a_given_network_is_taken(finished, tmp_path):
+def test_a_given_network_is_taken(network, finished, tmp_path):
     folder = finished.path / records.STAGE_1
-    settings = parsed(SETTINGS, f"convexify.network='{folder}'", "run.rounds=1")
+    settings = parsed(network, f"convexify.network='{folder}'", "run.rounds=1")
     done = run.run(settings, tmp_path / "given")
     assert not (tmp_path / "given" / records.STAGE_1).exists()
     ours, theirs = (safetensors.numpy.load_file(path / records.MODEL) for path in (done.path, finished.path))
     np.testing.assert_array_equal(ours["['network'][0].weight"], theirs["['network'][0].weight"])
-    with pytest.raises(InputError, match=r"is a cnn of .*, and \[model\] is a mlp of .*; give the same"):
-        run.run(parsed(MLP, f"convexify.network='{folder}'"), tmp_path / "other")
+    mine, other = network, NETWORKS["mlp" if network is SETTINGS else "cnn"]
+    names = [given["model"]["name"] for given in (mine, other)]
+    with pytest.raises(InputError, match=r"is a {} of .*, and \[model\] is a {} of .*; give the same".format(*names)):
+        run.run(parsed(other, f"convexify.network='{folder}'"), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -275,8 +292,8 @@ def test_the_method_of_choice_is_that_of_convex_models():
 
 
 @pytest.mark.thorough(witness="::test_the_problem_is_least_squares_on_standardised_features")
-def test_jax_makes_the_same_features_again(finished):
+def test_jax_makes_the_same_features_again(network, finished):
     """What `resume` counts on."""
     jax.clear_caches()
-    one, two = (problem_of(RunSpec(parsed(SETTINGS), finished.path, ""), nothing).train.inputs for _ in range(2))
+    one, two = (problem_of(RunSpec(parsed(network), finished.path, ""), nothing).train.inputs for _ in range(2))
     np.testing.assert_array_equal(one, two)

@@ -93,6 +93,7 @@ def test_from_a_file_to_the_page(tmp_path):
     assert "shared model" in words
 
 
+@pytest.mark.thorough(witness="tasks/test_moreau.py::test_squares_are_exact")
 def test_every_owner_s_envelope_is_solved_exactly(tmp_path):
     """Squared losses: v_i of the last model against a linear solve; step sizes are measured on the envelope."""
     silos.write(tmp_path / "silos")
@@ -127,7 +128,7 @@ def test_every_owner_s_envelope_is_solved_exactly(tmp_path):
     assert done.personal.own == pytest.approx(accuracies([np.r_[v[:-k], 0, 0] for v in models], problem))
 
 
-@pytest.mark.thorough(witness="::test_every_owner_s_envelope_is_solved_exactly")
+@pytest.mark.thorough(witness="tasks/test_moreau.py::test_local_steps_start_the_inner_ones_where_they_were")
 def test_other_losses_take_inner_steps(tmp_path):
     """Cross-entropy: the model that an owner keeps is where grad f_i(v) + mu (v - x) is zero."""
     silos.write(tmp_path / "silos")
