@@ -17,11 +17,12 @@ from equipoise.certificates import resolution
 from equipoise.data import ClientData
 from equipoise.data.datasets import synthetic
 from equipoise.data.shards import client_shapes
+from equipoise.engines.simulator import Result
 from equipoise.errors import not_none, require
 from equipoise.experiment import choice
 from equipoise.experiment.chosen import step_sizes
 from equipoise.experiment.config import Config, RuleSettings
-from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
+from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, late, with_own_steps
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem, cached
 from equipoise.experiment.records import Choice
@@ -75,6 +76,7 @@ class BuiltMethod(NamedTuple):
     algorithm: Algorithm
     notes: tuple[str, ...]  # what was measured instead of chosen
     chosen: tuple[Choice, ...] = ()  # by a race
+    start: Result | None = None  # where that race left the one that is chosen: training goes on from there
 
 
 class Draft(NamedTuple):
@@ -104,12 +106,14 @@ def tried_step(config: Config, problem: Problem) -> str | None:
 
 
 def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> BuiltMethod:
+    race = step_sizes.race_rounds(config.run.rounds)
+
     def method(step: float) -> BuiltMethod:
         given = config.algorithm.model_copy(update={key: step})
-        return _built(config.model_copy(update={"algorithm": given}), problem, draw, guarded=True)
+        return _built(config.model_copy(update={"algorithm": given}), problem, draw, race=race)
 
     settings = [config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json")]
-    name = json.dumps([*settings, key, step_sizes.race_rounds(config.run.rounds)])
+    name = json.dumps([*settings, key, config.run.rounds])
     if name not in problem.tried_steps:
         problem.tried_steps[name] = step_sizes.raced(
             f"algorithm.{key}",
@@ -120,15 +124,17 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
             seed=config.run.seed,
             clients_per_batch=config.run.clients_per_batch,
         )
-    choice = problem.tried_steps[name]
+    choice, start = problem.tried_steps[name]
+    choices = (choice,) if config.algorithm.schedule is not None else (choice, FALLS)
     made = method(float(choice.value))
-    return made._replace(notes=(*made.notes, choice.sentence), chosen=(choice,))
+    notes = (*made.notes, *(choice.sentence for choice in choices))
+    return made._replace(notes=notes, chosen=choices, start=start)
 
 
-def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> BuiltMethod:
+def _built(config: Config, problem: Problem, draw: Draw, *, race: int = 0) -> BuiltMethod:
     """What is not given is measured, the algorithm is made of it, and wrapped in what else was asked for.
 
-    `guarded`: step sizes are halved where the loss explodes.
+    `race`: how many rounds before the run find its step sizes, which are halved where the loss explodes and fall late.
     """
     draft = _draft(config, problem)
     dual, task = _objective(draft)
@@ -148,14 +154,19 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
         if draft.around["server_optimizer"] is not None:
             optimizer = build_optimizer("algorithm.server_optimizer", draft.around["server_optimizer"])
             made = algorithms.with_server_optimizer(made, optimizer)
-        may = guarded and algorithms.may_be_guarded(task, made)
+        may = race and algorithms.may_be_guarded(task, made)
         return algorithms.with_guarded_steps(task, made) if may else made
 
-    if draft.around["schedule"] is None:
+    schedule, rounds = draft.around["schedule"] or ("late" if race else "constant"), race + config.run.rounds
+    if schedule == "constant":
         algorithm = build()
+    elif schedule == "late" and jax.tree.leaves(build()):  # numbers that one program takes, whatever the step size
+        start = rounds - late(config.run.rounds)
+        algorithm = algorithms.with_late_decay(build(), start=float(start), end=float(rounds))
     else:
-        falling = SCHEDULES[draft.around["schedule"]](draft.settings["local_lr"], config.run.rounds)
-        algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), falling)
+        key = "local_lr" if "local_lr" in draft.settings else "lr"
+        falling = SCHEDULES[schedule](draft.settings[key], rounds)
+        algorithm = algorithms.with_local_schedule(lambda step: build(**{key: step}), falling)
     if config.privacy is not None and algorithm.corrected:
         algorithm = private_scaffpd(algorithm, release, steps=draft.settings["steps"])
     if draft.around["optimizer"] is not None:
@@ -307,6 +318,15 @@ def _told_in_x(draft: Draft, algorithm: Algorithm) -> Algorithm:
     return algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)
 
 
+FALLS = Choice(
+    key="algorithm.schedule",
+    value="late",
+    why="step sizes fall to zero by equal parts over the last third of the rounds, so that no noise of long steps "
+    "stays; in a run that ends before that they do not",
+    runner_up="constant",
+    tried=(),
+    rounds=0,
+)
 GAINS = (
     "the objective is of gains: every loss less that of the owner's own model on rows that it has not seen, so that "
     "nobody counts more for labels that are hard to predict"

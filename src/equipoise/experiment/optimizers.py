@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import optax
 
 
+LATE = 3  # of the rounds, in so many parts, the last: the share in which a late schedule falls
+
+
 def _optax() -> Any:
     """Loaded when it is first asked for: most runs need none of it."""
     import optax
@@ -20,9 +23,16 @@ def _optax() -> Any:
 
 
 SCHEDULES: dict[str, Callable[[float, int], "optax.Schedule"]] = {
+    "constant": lambda start, rounds: _optax().constant_schedule(start),
     "linear": lambda start, rounds: _optax().linear_schedule(start, 0.0, rounds),
+    "late": lambda start, rounds: _optax().linear_schedule(start, 0.0, late(rounds), rounds - late(rounds)),
     "cosine": lambda start, rounds: _optax().cosine_decay_schedule(start, rounds),
 }
+
+
+def late(rounds: int) -> int:
+    """How many rounds at the end are those in which a late schedule falls."""
+    return max(1, rounds // LATE)
 
 
 def build_optimizer(key: str, settings: OptimizerSettings) -> "optax.GradientTransformation":

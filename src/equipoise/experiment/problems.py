@@ -24,7 +24,7 @@ from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.pool import Pool
 from equipoise.data.shards import OwnerRows, Shards, client_shapes
 from equipoise.data.silos.encoding import Encoding, Feature, Target
-from equipoise.engines.simulator import products_in
+from equipoise.engines.simulator import Result, products_in
 from equipoise.errors import InputError, nearest, not_none, require
 from equipoise.evaluation import MainScore, PerClient, skill
 from equipoise.evaluation.predictions import Score
@@ -197,8 +197,8 @@ class Problem:
         return cache(measured)
 
     @cached_property
-    def tried_steps(self) -> dict[str, Choice]:
-        """Step sizes of networks that a race found (`chosen/step_sizes.py`), by the method."""
+    def tried_steps(self) -> dict[str, tuple[Choice, Result]]:
+        """Step sizes of networks that a race found (`chosen/step_sizes.py`), and where they stand, by the method."""
         return {}
 
     @cached_property

@@ -107,7 +107,7 @@ class Session(NamedTuple):
     algorithm: Algorithm
     data: ClientRows
     writer: RunWriter
-    start: Result | None  # where to resume
+    start: Result | None  # where to resume, or to begin; None: with the first model
 
 
 def run(
@@ -256,7 +256,7 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     config, folder = spec.config, spec.folder
     data, git, method = shared or shared_on(problem_of(spec, begin))
     problem = data.problem
-    algorithm, notes, chosen = method or build_method(config, problem)
+    algorithm, notes, chosen, beginning = method or build_method(config, problem)
     source = origin.origin_of(config, problem)
     check_memory(jax.eval_shape(partial(kernel.init, algorithm), problem.x), algorithm)
     begin()
@@ -276,8 +276,8 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
         records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files, git))
         records.write_record(folder / records.FEDERATION, about)
         if start is None:
-            writer.begin()
-        yield Session(spec, problem, algorithm, data, writer, start)
+            writer.begin(problem.x if beginning is None else beginning.model)
+        yield Session(spec, problem, algorithm, data, writer, start or beginning)
     finally:
         writer.close()
 

@@ -1,10 +1,13 @@
-"""The step size of a network: candidates race over the first rounds, and the longest of the good ones is kept.
+"""The step size of a network: candidates race, the longest of the good ones is kept, and training goes on from there.
 
 Powers of two all train from the first model, side by side. After a quarter of the race the five with the least mean
 loss of the clients go on from where they are, after half of it four, and at its end the longest is kept whose loss is
 within 15% of the least: short horizons like short steps, and a run of 20 rounds or more is at least five times as long
 as its race. For the same reason nothing is judged anew later. One round says little: a network may begin on a plateau
 of a dozen rounds, where every step size looks alike, and the best of a run often falls behind at first.
+
+The run begins where the one that is kept ended the race, with all that its server and clients hold: those rounds are
+training too. What the methods do with long steps at the end of a run (`experiment/methods.py`) makes them harmless.
 
 A candidate whose loss is not finite, or of whose replies one was not, comes last. Where all that go on end so, the
 choice is among those that were finite when they dropped out.
@@ -25,11 +28,12 @@ from equipoise import tasks
 from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards
 from equipoise.engines.checks import total_memory
+from equipoise.engines.kernel import Tally
 from equipoise.engines.simulator import Result, simulate
 from equipoise.errors import LostReplies, require
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice
-from equipoise.protocol import Algorithm, as_key, exchange_keys, nbytes, wire_of_rows
+from equipoise.protocol import Algorithm, RandomKey, as_key, exchange_keys, nbytes, wire_of_rows
 
 CANDIDATES = tuple(2.0**k for k in range(-6, 2))
 SHORTEST, LONGEST = 2.0**-25, 2.0**8  # of those that are added while the best one is the shortest or the longest
@@ -39,6 +43,7 @@ SHARE = 5  # of the run's rounds a race takes one in so many,
 MOST_ROUNDS, LEAST_ROUNDS = 16, 4  # but at most and at least these
 STAY = (5, 4)  # candidates after a quarter and after half of it
 CLOSE = 1.15  # times the least loss: no more is as good
+DRAWS = 1  # folded into the run's key: its own rounds draw other rows
 MEMORY = 0.25  # of what there is, for the states of candidates; where they do not fit, one begins again to go on
 
 
@@ -61,15 +66,16 @@ def raced(
     rounds: int,
     seed: int,
     clients_per_batch: int | None,
-) -> Choice:
-    """The choice of `key` for a run of `rounds`; method(step) has that step size."""
-    end = race_rounds(rounds)
+) -> tuple[Choice, Result]:
+    """The choice of `key` for a run of `rounds`, and where to begin it; method(step) has that step size."""
+    end, draws = race_rounds(rounds), jax.random.fold_in(as_key(seed), DRAWS)
     quarter, half = -(-end // 4), -(-end // 2)
     runs: dict[float, Result] = {}
     losses: dict[float, float] = {}
     reached: dict[float, int] = {}  # round, by each candidate
+    kept: list[float] = []  # whatever memory there is
     algorithm_with = cache(method)
-    asked = _asked(algorithm_with(CANDIDATES[0]), problem, seed)
+    asked = _asked(algorithm_with(CANDIDATES[0]), problem, draws)
 
     def train(step: float, to: int) -> None:
         """Until round `to`, from where it is."""
@@ -77,7 +83,7 @@ def raced(
             algorithm_with(step),
             problem.x,
             rows,
-            seed,
+            draws,
             rounds=to,
             clients_per_batch=clients_per_batch,
             resume=runs.pop(step, None),
@@ -85,7 +91,7 @@ def raced(
         loss = float(np.asarray(tasks.losses(problem.trained_task, run.model, rows), np.float64)[asked].mean())
         losses[step] = loss if np.isfinite(loss) and not run.tally.broken.any() else np.inf
         reached[step] = to
-        if (len(runs) + 1) * nbytes((run.server, run.clients)) <= MEMORY * total_memory():
+        if step in kept or (len(runs) + 1) * nbytes((run.server, run.clients)) <= MEMORY * total_memory():
             runs[step] = run
 
     def by_loss(steps: Iterable[float]) -> list[float]:
@@ -120,12 +126,15 @@ def raced(
     )
     why = (
         f"of {len(losses)} step sizes that raced over {end} rounds, {how}; half of it is used from "
-        "where the loss explodes"
+        "where the loss explodes, and training goes on from its model"
     )
+    if chosen not in runs:  # its state did not fit
+        kept.append(chosen)
+        train(chosen, reached[chosen])
     down, up, model, number = _bytes(algorithm_with(chosen), problem, rows)
     trained, judged = sum(reached.values()), len(losses) + sum(STAY)  # rounds, and models
     added = (len(losses) - len(CANDIDATES)) // 2  # so often
-    return Choice(
+    choice = Choice(
         key=key,
         value=chosen,
         why=why,
@@ -138,6 +147,13 @@ def raced(
         bytes_down=asked.size * (trained * down + judged * model),
         bytes_up=asked.size * (trained * up + judged * number),
     )
+    return choice, _beginning(runs[chosen], algorithm_with(chosen))
+
+
+def _beginning(run: Result, algorithm: Algorithm) -> Result:
+    """Of a run whose first round comes after the last one of the race."""
+    server, clients, model = jax.device_get((run.server, run.clients, run.model))
+    return Result(server, clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0, model=model)
 
 
 def _beyond(best: float, steps: Iterable[float]) -> tuple[float, ...]:
@@ -149,9 +165,9 @@ def _beyond(best: float, steps: Iterable[float]) -> tuple[float, ...]:
     return ()
 
 
-def _asked(algorithm: Algorithm, problem: Problem, seed: int) -> np.ndarray:
+def _asked(algorithm: Algorithm, problem: Problem, draws: RandomKey) -> np.ndarray:
     """The clients that judge: those of the first exchange."""
-    opening, _ = exchange_keys(as_key(seed), jnp.uint32(0), 0)
+    opening, _ = exchange_keys(draws, jnp.uint32(0), 0)
     _, cohort = algorithm.round[0].open(algorithm.init(problem.x), opening)
     ids = np.unique(np.asarray(cohort.ids)[np.asarray(cohort.present)])
     return ids if ids.size else np.arange(problem.n)
