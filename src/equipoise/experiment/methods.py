@@ -106,27 +106,25 @@ def tried_step(config: Config, problem: Problem) -> str | None:
 
 
 def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> BuiltMethod:
-    race = step_sizes.race_rounds(config.run.rounds)
-
-    def method(step: float) -> BuiltMethod:
+    def method(step: float, race: int) -> BuiltMethod:
         given = config.algorithm.model_copy(update={key: step})
         return _built(config.model_copy(update={"algorithm": given}), problem, draw, race=race)
 
     settings = [config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json")]
-    name = json.dumps([*settings, key, config.run.rounds])
+    name = json.dumps([*settings, key, config.run.rounds, config.run.seed])
     if name not in problem.tried_steps:
         problem.tried_steps[name] = step_sizes.raced(
             f"algorithm.{key}",
             problem,
             training_rows(config, problem, problem.compiled_for),
-            lambda step: method(step).algorithm,
+            lambda step: method(step, step_sizes.race_rounds(config.run.rounds)).algorithm,
             rounds=config.run.rounds,
             seed=config.run.seed,
             clients_per_batch=config.run.clients_per_batch,
         )
-    choice, start = problem.tried_steps[name]
+    choice, start, race = problem.tried_steps[name]
     choices = (choice,) if config.algorithm.schedule is not None else (choice, FALLS)
-    made = method(float(choice.value))
+    made = method(float(choice.value), race)
     notes = (*made.notes, *(choice.sentence for choice in choices))
     return made._replace(notes=notes, chosen=choices, start=start)
 

@@ -73,6 +73,14 @@ class Conditioning(NamedTuple):
     sent: Sent  # until all had it
 
 
+class Raced(NamedTuple):
+    """What a race for the step size of a network found, see `chosen/step_sizes.py`."""
+
+    choice: Choice
+    start: Result  # where the one that is chosen ended the race: the run begins there
+    rounds: int  # that it has trained until then
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What all methods of a comparison share: whose data, which model, from where."""
@@ -197,8 +205,8 @@ class Problem:
         return cache(measured)
 
     @cached_property
-    def tried_steps(self) -> dict[str, tuple[Choice, Result]]:
-        """Step sizes of networks that a race found (`chosen/step_sizes.py`), and where they stand, by the method."""
+    def tried_steps(self) -> dict[str, "Raced"]:
+        """Step sizes of networks, by the method."""
         return {}
 
     @cached_property
