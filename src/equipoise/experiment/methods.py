@@ -322,7 +322,7 @@ FALLS = Choice(
     why="step sizes fall to zero by equal parts over the last third of the rounds, so that no noise of long steps "
     "stays; in a run that ends before that they do not",
     runner_up="constant",
-    tried=(),
+    tried=({"value": "late"}, {"value": "constant"}),
     rounds=0,
 )
 GAINS = (

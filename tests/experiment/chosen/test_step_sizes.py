@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
+import equipoise as eq
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError
 from equipoise.experiment import config, run
@@ -109,6 +111,24 @@ def test_the_same_choice_again_and_once_for_a_problem(problem):
     first = choice_of(problem, algorithm={"name": "fedavg", "steps": 5})
     assert choice_of(problem, algorithm={"name": "fedavg", "steps": 5}) is first
     assert choice_of(built(), algorithm={"name": "fedavg", "steps": 5}) == first
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffpd_minibatch"])
+def test_a_run_begins_where_the_chosen_one_ended_the_race(name, problem, tmp_path):
+    done = run.run(parsed(algorithm={"name": name}, run={"rounds": 10}), tmp_path / "run", problem=problem)
+    step, falls = done.chosen
+    (loss,) = (row["loss"] for row in step.tried if row["value"] == step.value)
+    np.testing.assert_allclose(np.mean(done.rows[0].loss), loss, rtol=1e-5)
+    assert loss < 0.99 * np.mean(eq.tasks.losses(problem.plain_task, problem.x, problem.train))
+    assert (falls.key, falls.value, falls.runner_up) == ("algorithm.schedule", "late", "constant")
+
+
+def test_steps_fall_over_the_last_third_counted_from_the_first_round_of_the_race(problem):
+    made = method_of(problem, algorithm={"name": "fedavg"}, run={"rounds": 10})
+    assert int(made.start.server.own) == step_sizes.race_rounds(10)  # the rounds that the chosen one has trained
+    assert jax.tree.leaves(made.algorithm)[-2:] == [12.0, 9.0]  # to the end, from where on
+    (only,) = method_of(problem, algorithm={"name": "fedavg", "schedule": "constant"}, run={"rounds": 10}).chosen
+    assert only.key == "algorithm.local_lr"
 
 
 def test_a_run_of_the_default_method_says_what_it_chose_and_can_be_resumed(tmp_path):
