@@ -28,6 +28,7 @@ from equipoise.algorithms.fine_tuning import fine_tuning as fine_tuning
 from equipoise.algorithms.guarded_steps import may_be_guarded as may_be_guarded
 from equipoise.algorithms.guarded_steps import with_guarded_steps as with_guarded_steps
 from equipoise.algorithms.in_metric import told_in_x as told_in_x
+from equipoise.algorithms.local_schedule import with_late_decay as with_late_decay
 from equipoise.algorithms.local_schedule import with_local_schedule as with_local_schedule
 from equipoise.algorithms.own_cohort import with_cohort as with_cohort
 from equipoise.algorithms.projection import project_updates as project_updates

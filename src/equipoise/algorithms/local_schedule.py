@@ -1,4 +1,4 @@
-"""A local step size that changes from round to round, for any algorithm."""
+"""Step sizes that change from round to round, for any algorithm."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,15 +8,17 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.guarded_steps import STEP_SIZES
 from equipoise.algorithms.wrapping import Beside, beside_server, wrap_server
-from equipoise.leaves import numbers_are_leaves
+from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves, scaled
 from equipoise.protocol import Algorithm, Client, Cohort, Data, Exchange, Message, RandomKey, Replies, Reply, Server
 
 
 class Timed(NamedTuple):
-    """The algorithm's own message, and this round's step size."""
+    """The algorithm's own message, and this round's step size, or its share of what it was."""
 
-    local_lr: Float[Array, ""]
+    number: Float[Array, ""]
     message: Message
 
 
@@ -37,9 +39,39 @@ def with_local_schedule(
         with jax.numpy_dtype_promotion("standard"):  # optax mixes its counts with floats
             return jnp.asarray(schedule(server.own), first.model(server.inner).dtype)
 
+    return _timed(first, rate, build)
+
+
+@numbers_are_leaves
+def with_late_decay(
+    algorithm: Algorithm[Server, Client], *, start: float, end: float
+) -> Algorithm[Beside[Server, Int[Array, ""]], Client]:
+    """`algorithm`, whose step sizes fall from `start` rounds on, by equal parts, to zero after `end` rounds.
+
+    Round r of 0, 1, .. takes (end - r)/(end - start) of each of STEP_SIZES, of it and of what it was made from. Long
+    steps that learn fast end with the noise of short ones. Beyond the end they stay as small as in the last round.
+    """
+    falls = (jnp.asarray(start) >= 0) & (jnp.asarray(end) > start)
+    require(falls, f"steps are to fall from round {start} to {end}; give one of 0 or more, and a later one for the end")
+
+    def share(server: Beside) -> Float[Array, ""]:
+        dtype = algorithm.model(server.inner).dtype
+        r, first, last = (jnp.asarray(number, dtype) for number in (server.own, start, end))
+        return jnp.clip((last - r) / (last - first), 1 / (last - first), 1)
+
+    return _timed(algorithm, share, lambda factor: scaled(algorithm, STEP_SIZES, factor))
+
+
+def _timed(
+    first: Algorithm[Server, Client],
+    rate: Callable[[Beside], Float[Array, ""]],
+    build: Callable[[Any], Algorithm[Server, Client]],
+) -> Algorithm[Beside[Server, Int[Array, ""]], Client]:
+    """`first`, every round of which is that of build(rate(server)), where the server counts rounds."""
+
     def scheduled(k: int, exchange: Exchange) -> Exchange:
-        def now(local_lr: Float[Array, ""]) -> Exchange:
-            return beside_server(build(local_lr).round[k])
+        def now(number: Float[Array, ""]) -> Exchange:
+            return beside_server(build(number).round[k])
 
         def open(server: Beside, key: RandomKey) -> tuple[Beside, Cohort]:
             return now(rate(server)).open(server, key)
@@ -48,7 +80,7 @@ def with_local_schedule(
             return Timed(rate(server), now(rate(server)).send(server, i))
 
         def work(message: Timed, client: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
-            return now(message.local_lr).work(message.message, client, data, key)
+            return now(message.number).work(message.message, client, data, key)
 
         def close(server: Beside, replies: Replies) -> Beside:
             after = now(rate(server)).close(server, replies)

@@ -297,7 +297,8 @@ WORDS = {
     "optimizer": "of the local steps: adam, or { name = .., clip = .., options = { b1 = .. } } of optax; local_lr is "
     "its step size",
     "server_optimizer": "of the server, on what a round would change: { name = .., learning_rate = .. } of optax",
-    "schedule": "how local_lr falls to zero over the rounds: linear or cosine",
+    "schedule": "how step sizes fall to zero: linear or cosine, over all rounds; late: linear, over the last third; "
+    "default: constant, and late where a race finds the step size of a network",
     "of": "losses; gains: losses less that of each owner's own model on rows that it has not seen; auto: gains for "
     "owners' files and natural owners",
     "price": "instead of rho: how much average skill the fairest model may cost, such as 0.01 for one point",
@@ -342,7 +343,8 @@ def section_of(kind: str, name: str) -> type[Section]:
         fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
         for key in ("optimizer", "server_optimizer"):
             fields[key] = (Steps | None, Field(None, description=WORDS[key]))
-        fields["schedule"] = (Literal["linear", "cosine"] | None, Field(None, description=WORDS["schedule"]))
+        schedules = Literal["constant", "linear", "cosine", "late"] | None
+        fields["schedule"] = (schedules, Field(None, description=WORDS["schedule"]))
     else:
         objective = objectives.named(name)
         fields = {"name": (Literal[name], Field(name))}

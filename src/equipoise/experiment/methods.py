@@ -16,6 +16,7 @@ from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.certificates import resolution
 from equipoise.data.datasets import synthetic
 from equipoise.data.shards import ClientData, client_shapes
+from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice
 from equipoise.experiment.chosen import step_sizes
@@ -76,6 +77,7 @@ class BuiltMethod(NamedTuple):
     algorithm: Algorithm
     notes: tuple[str, ...]  # what was measured instead of chosen
     chosen: tuple[Choice, ...] = ()  # by a race
+    start: Result | None = None  # where that race left the one that is chosen: training goes on from there
 
 
 class Draft(NamedTuple):
@@ -106,31 +108,33 @@ def tried_step(config: Config, problem: Problem) -> str | None:
 
 
 def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> BuiltMethod:
-    def method(step: float) -> BuiltMethod:
+    def method(step: float, race: int) -> BuiltMethod:
         given = config.algorithm.model_copy(update={key: step})
-        return _built(config.model_copy(update={"algorithm": given}), problem, draw, guarded=True)
+        return _built(config.model_copy(update={"algorithm": given}), problem, draw, race=race)
 
     settings = [config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json")]
-    name = json.dumps([*settings, key, step_sizes.race_rounds(config.run.rounds)])
+    name = json.dumps([*settings, key, config.run.rounds, config.run.seed])
     if name not in problem.tried_steps:
         problem.tried_steps[name] = step_sizes.raced(
             f"algorithm.{key}",
             problem,
             training_rows(config, problem, problem.compiled_for),
-            lambda step: method(step).algorithm,
+            lambda step: method(step, step_sizes.race_rounds(config.run.rounds)).algorithm,
             rounds=config.run.rounds,
             seed=config.run.seed,
             clients_per_batch=config.run.clients_per_batch,
         )
-    choice = problem.tried_steps[name]
-    made = method(float(choice.value))
-    return made._replace(notes=(*made.notes, choice.sentence), chosen=(choice,))
+    choice, start, race = problem.tried_steps[name]
+    choices = (choice,) if config.algorithm.schedule is not None else (choice, FALLS)
+    made = method(float(choice.value), race)
+    notes = (*made.notes, *(choice.sentence for choice in choices))
+    return made._replace(notes=notes, chosen=choices, start=start)
 
 
-def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> BuiltMethod:
+def _built(config: Config, problem: Problem, draw: Draw, *, race: int = 0) -> BuiltMethod:
     """What is not given is measured, the algorithm is made of it, and wrapped in what else was asked for.
 
-    `guarded`: step sizes are halved where the loss explodes.
+    `race`: how many rounds before the run find its step sizes, which are halved where the loss explodes and fall late.
     """
     draft = _draft(config, problem)
     dual, task = _objective(draft)
@@ -154,14 +158,19 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
         if draft.around["server_optimizer"] is not None:
             optimizer = build_optimizer("algorithm.server_optimizer", draft.around["server_optimizer"])
             made = algorithms.with_server_optimizer(made, optimizer)
-        may = guarded and algorithms.may_be_guarded(task, made)
+        may = race and algorithms.may_be_guarded(task, made)
         return algorithms.with_guarded_steps(task, made) if may else made
 
-    if draft.around["schedule"] is None:
+    schedule, rounds = draft.around["schedule"] or ("late" if race else "constant"), race + config.run.rounds
+    if schedule == "constant":
         algorithm = build()
+    elif schedule == "late" and jax.tree.leaves(build()):  # numbers that one program takes, whatever the step size
+        start = rounds - late(config.run.rounds)
+        algorithm = algorithms.with_late_decay(build(), start=float(start), end=float(rounds))
     else:
-        sizes = falling(draft.around["schedule"], draft.settings["local_lr"], config.run.rounds)
-        algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), sizes)
+        key = "local_lr" if "local_lr" in draft.settings else "lr"
+        sizes = falling(schedule, draft.settings[key], rounds)
+        algorithm = algorithms.with_local_schedule(lambda step: build(**{key: step}), sizes)
     if config.privacy is not None and algorithm.corrected:
         algorithm = private_scaffpd(algorithm, release, steps=draft.settings["steps"])
     if draft.around["optimizer"] is not None:
@@ -288,10 +297,20 @@ def _wrapped(draft: Draft, algorithm: Algorithm) -> Algorithm:
 # The steps of optax: of the clients, of the server, and how the clients' step size falls.
 
 
+LATE = 3  # of the rounds, in so many parts, the last: the share in which a late schedule falls
+
+
+def late(rounds: int) -> int:
+    """How many rounds at the end are those in which a late schedule falls."""
+    return max(1, rounds // LATE)
+
+
 def falling(schedule: str, start: float, rounds: int) -> "optax.Schedule":
     """From `start` to zero."""
     import optax  # most runs need none of it
 
+    if schedule == "late":
+        return optax.linear_schedule(start, 0.0, late(rounds), rounds - late(rounds))
     if schedule == "linear":
         return optax.linear_schedule(start, 0.0, rounds)
     return optax.cosine_decay_schedule(start, rounds)
@@ -318,6 +337,15 @@ def _with_own_steps(task: Task, settings: str) -> Task:
     return with_local_optimizer(task, build_optimizer("algorithm.optimizer", chosen))
 
 
+FALLS = Choice(
+    key="algorithm.schedule",
+    value="late",
+    why="step sizes fall to zero by equal parts over the last third of the rounds, so that no noise of long steps "
+    "stays; in a run that ends before that they do not",
+    runner_up="constant",
+    tried=({"value": "late"}, {"value": "constant"}),
+    rounds=0,
+)
 GAINS = (
     "the objective is of gains: every loss less that of the owner's own model on rows that it has not seen, so that "
     "nobody counts more for labels that are hard to predict"

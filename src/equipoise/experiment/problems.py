@@ -23,7 +23,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.shards import OwnerRows, Shards, client_shapes
 from equipoise.data.silos.encoding import Encoding, Feature, Target
-from equipoise.engines.simulator import products_in
+from equipoise.engines.simulator import Result, products_in
 from equipoise.errors import InputError, nearest, not_none, require
 from equipoise.evaluation.predictions import Score
 from equipoise.evaluation.rules import COMMON
@@ -68,6 +68,14 @@ class Conditioning(NamedTuple):
     metric: Metric
     task: Task  # over z
     sent: Sent  # until all had it
+
+
+class Raced(NamedTuple):
+    """What a race for the step size of a network found, see `chosen/step_sizes.py`."""
+
+    choice: Choice
+    start: Result  # where the one that is chosen ended the race: the run begins there
+    rounds: int  # that it has trained until then
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +218,8 @@ class Problem:
         return cache(measured)
 
     @cached_property
-    def tried_steps(self) -> dict[str, Choice]:
-        """Step sizes of networks that a race found (`chosen/step_sizes.py`), by the method."""
+    def tried_steps(self) -> dict[str, "Raced"]:
+        """Step sizes of networks, by the method."""
         return {}
 
     @cached_property

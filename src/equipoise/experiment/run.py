@@ -69,7 +69,7 @@ class Session(NamedTuple):
     problem: Problem
     algorithm: Algorithm
     writer: RunWriter
-    start: Result | None  # where to resume
+    start: Result | None  # where to resume, or to begin; None: with the first model
 
 
 def run(
@@ -215,7 +215,7 @@ def resumed(
 def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) -> Iterator[Session]:
     config, folder = spec.config, spec.folder
     problem, method, git = shared or Shared(problem_of(spec, begin))
-    algorithm, notes, chosen = method or build_method(config, problem)
+    algorithm, notes, chosen, beginning = method or build_method(config, problem)
     source = origin.origin_of(config, problem)
     check_memory(jax.eval_shape(partial(kernel.init, algorithm), problem.x), algorithm)
     begin()
@@ -235,8 +235,8 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
         records.write_record(folder / records.ENVIRONMENT, environment)
         records.write_record(folder / records.FEDERATION, about)
         if start is None:
-            writer.begin()
-        yield Session(spec, problem, algorithm, writer, start)
+            writer.begin(problem.x if beginning is None else beginning.model)
+        yield Session(spec, problem, algorithm, writer, start or beginning)
     finally:
         writer.close()
 

@@ -154,12 +154,12 @@ class RunWriter:
         self.best = saved.best
         return saved
 
-    def begin(self) -> None:
-        """A history with the first model only."""
+    def begin(self, x: Vector | None = None) -> None:
+        """A history with the first model only, if there is no other to begin with."""
         files.remove(self.folder / records.HISTORY)
         nobody = (0,) * len(self.algorithm.round)
         counts = {"asked": nobody, "answered": nobody, "bytes_down": self.sent.down, "bytes_up": self.sent.up}
-        self.write(self.problem.x, None, round=0, seconds=0.0, broken=0, **counts)
+        self.write(self.problem.x if x is None else x, None, round=0, seconds=0.0, broken=0, **counts)
 
     def save(self, result: Result, more: dict[str, object] | None = None) -> None:
         """A checkpoint; what it counts on is on the disk before."""
