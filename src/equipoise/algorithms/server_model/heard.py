@@ -1,0 +1,69 @@
+"""What the clients said of their losses at the last points, as they said it: tangents, on which certificates rest.
+
+The model at the server needs none of it. Where there are so many clients or parameters that it would be large, nothing
+is kept.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float, Int
+
+from equipoise.algorithms.server_model import constants
+from equipoise.protocol import Cuts, Vector
+
+
+class Heard(NamedTuple):
+    """A ring of points, the oldest of which gives way to the next."""
+
+    x: Float[Array, "k d"]
+    losses: Float[Array, "k n"]
+    gradients: Float[Array, "k n d"]
+    present: Bool[Array, "k n"]
+    points: Int[Array, ""]  # so far
+
+
+def room(n: int, d: int) -> int:
+    """How many points are kept."""
+    points = min(constants.MOST_POINTS, constants.MOST_TANGENTS // n)
+    return points if points >= constants.FEWEST_POINTS and points * n * d <= constants.MOST_KEPT else 0
+
+
+def nothing(n: int, d: int, dtype: DTypeLike) -> Heard | None:
+    k = room(n, d)
+    if not k:
+        return None
+    losses = jnp.zeros((k, n), dtype)
+    return Heard(jnp.zeros((k, d), dtype), losses, jnp.zeros((k, n, d), dtype), losses > 0, jnp.int32(0))
+
+
+def noted(
+    heard: Heard | None, x: Vector, here: Bool[Array, " n"], losses: Float[Array, " n"], gradients: Float[Array, "n d"]
+) -> Heard | None:
+    """With what clients `here` say of x."""
+    if heard is None:
+        return None
+    place = heard.points % len(heard.x)
+    put = lambda table, row: table.at[place].set(row.astype(table.dtype))  # noqa: E731
+    return Heard(
+        put(heard.x, x),
+        put(heard.losses, losses),
+        put(heard.gradients, gradients),
+        put(heard.present, here),
+        heard.points + 1,
+    )
+
+
+def cuts(heard: Heard | None, *weights: Float[Array, " n"]) -> Cuts | None:
+    """The tangents in NumPy, in double precision; None: none are kept."""
+    if heard is None:
+        return None
+    present = np.asarray(heard.present)
+    some = present.any(axis=1)
+    off = constants.TANGENT_ROUNDING * float(np.finfo(np.asarray(heard.gradients).dtype).eps)
+    x, losses, gradients = (np.asarray(a, np.float64)[some] for a in (heard.x, heard.losses, heard.gradients))
+    lam = np.stack([np.asarray(w, np.float64) for w in weights])
+    return Cuts(x, losses, gradients, present[some], off * np.linalg.norm(gradients, axis=2), lam)
