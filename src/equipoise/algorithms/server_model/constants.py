@@ -56,13 +56,6 @@ WEIGHT_OF_NONE = 1e-3  # of an equal weight: what a client of weight zero has be
 
 CURVATURE_ROUNDING = 1e4  # units of rounding in its gradient above which local steps measure its L_i
 
-# What is kept for certificates: heard.py
-
-MOST_POINTS, FEWEST_POINTS = 32, 4  # a run that ends by its certificate seldom takes more; fewer prove little
-MOST_TANGENTS = 256  # of all clients: the best mixture of so many is found in a hundredth of a second
-MOST_KEPT = 1 << 20  # numbers
-TANGENT_ROUNDING = 8  # units of rounding in a gradient, relative to its length
-
 # The small saddle problems: saddle.py
 
 SOLVED, MOST_ITERATIONS = 1e-11, 50  # a residual relative to the losses; it takes 10 to 20 iterations

@@ -12,8 +12,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.server_model import constants
 from equipoise.protocol import Cuts, Vector
+
+MOST_POINTS, FEWEST_POINTS = 32, 8  # a run that ends by its certificate seldom takes more; fewer prove little
+MOST_TANGENTS = 96  # of all clients: beyond it OpenBLAS starts threads for their mixture, and takes fifty times as long
+MOST_KEPT = 1 << 20  # numbers
+ROUNDING = 8  # units of rounding in a gradient, relative to its length
 
 
 class Heard(NamedTuple):
@@ -28,8 +32,8 @@ class Heard(NamedTuple):
 
 def room(n: int, d: int) -> int:
     """How many points are kept."""
-    points = min(constants.MOST_POINTS, constants.MOST_TANGENTS // n)
-    return points if points >= constants.FEWEST_POINTS and points * n * d <= constants.MOST_KEPT else 0
+    points = min(MOST_POINTS, MOST_TANGENTS // n)
+    return points if points >= FEWEST_POINTS and points * n * d <= MOST_KEPT else 0
 
 
 def nothing(n: int, d: int, dtype: DTypeLike) -> Heard | None:
@@ -63,7 +67,7 @@ def cuts(heard: Heard | None, *weights: Float[Array, " n"]) -> Cuts | None:
         return None
     present = np.asarray(heard.present)
     some = present.any(axis=1)
-    off = constants.TANGENT_ROUNDING * float(np.finfo(np.asarray(heard.gradients).dtype).eps)
+    off = ROUNDING * float(np.finfo(np.asarray(heard.gradients).dtype).eps)
     x, losses, gradients = (np.asarray(a, np.float64)[some] for a in (heard.x, heard.losses, heard.gradients))
     lam = np.stack([np.asarray(w, np.float64) for w in weights])
     return Cuts(x, losses, gradients, present[some], off * np.linalg.norm(gradients, axis=2), lam)
