@@ -24,9 +24,9 @@ class Heard(NamedTuple):
     """A ring of points, the oldest of which gives way to the next."""
 
     x: Float[Array, "k d"]
-    losses: Float[Array, "k n"]
-    gradients: Float[Array, "k n d"]
-    present: Bool[Array, "k n"]
+    losses: Float[Array, "n k"]
+    gradients: Float[Array, "n k d"]
+    present: Bool[Array, "n k"]
     points: Int[Array, ""]  # so far
 
 
@@ -40,8 +40,8 @@ def nothing(n: int, d: int, dtype: DTypeLike) -> Heard | None:
     k = room(n, d)
     if not k:
         return None
-    losses = jnp.zeros((k, n), dtype)
-    return Heard(jnp.zeros((k, d), dtype), losses, jnp.zeros((k, n, d), dtype), losses > 0, jnp.int32(0))
+    losses = jnp.zeros((n, k), dtype)
+    return Heard(jnp.zeros((k, d), dtype), losses, jnp.zeros((n, k, d), dtype), losses > 0, jnp.int32(0))
 
 
 def noted(
@@ -51,12 +51,11 @@ def noted(
     if heard is None:
         return None
     place = heard.points % len(heard.x)
-    put = lambda table, row: table.at[place].set(row.astype(table.dtype))  # noqa: E731
     return Heard(
-        put(heard.x, x),
-        put(heard.losses, losses),
-        put(heard.gradients, gradients),
-        put(heard.present, here),
+        heard.x.at[place].set(x),
+        heard.losses.at[:, place].set(losses),
+        heard.gradients.at[:, place].set(gradients),
+        heard.present.at[:, place].set(here),
         heard.points + 1,
     )
 
@@ -65,9 +64,12 @@ def cuts(heard: Heard | None, *weights: Float[Array, " n"]) -> Cuts | None:
     """The tangents in NumPy, in double precision; None: none are kept."""
     if heard is None:
         return None
-    present = np.asarray(heard.present)
+    present = np.asarray(heard.present).T
     some = present.any(axis=1)
-    off = ROUNDING * float(np.finfo(np.asarray(heard.gradients).dtype).eps)
-    x, losses, gradients = (np.asarray(a, np.float64)[some] for a in (heard.x, heard.losses, heard.gradients))
+    eps = float(np.finfo(np.asarray(heard.gradients).dtype).eps)
+    x, losses, gradients = (
+        np.asarray(a, np.float64) for a in (heard.x, heard.losses.T, heard.gradients.swapaxes(0, 1))
+    )
+    off = ROUNDING * eps * np.linalg.norm(gradients, axis=2)
     lam = np.stack([np.asarray(w, np.float64) for w in weights])
-    return Cuts(x, losses, gradients, present[some], off * np.linalg.norm(gradients, axis=2), lam)
+    return Cuts(x[some], losses[some], gradients[some], present[some], off[some], lam)
