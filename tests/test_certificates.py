@@ -2,10 +2,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 import equipoise as eq
-from equipoise.certificates import certify, curvatures, feasible, gap_bound, resolution
+from equipoise.certificates import best_mixture, bound_of_cuts, certify, curvatures, feasible, gap_bound, resolution
 from equipoise.data import synthetic
+from equipoise.protocol import Cuts
 from tests.algorithms import reference
 from tests.problems import DIM, N, few, rows, start, unequal
 
@@ -192,3 +194,77 @@ def test_bounds_the_exact_gap_where_parameters_are_penalised_differently(seed):
     lowest = sum(w * loss(best, client) for w, client in zip(lam, clients, strict=True))
     exact = float(found.robust) - (lowest - float(dual.penalty(jnp.asarray(lam))))
     assert 0 < exact <= float(found.gap) * (1 + 1e-12)
+
+
+def cuts_of(losses, gradients, points, weights, known=None, off=0.0):
+    """What clients said, from functions of a point."""
+    f, C = np.array([losses(x) for x in points]), np.array([gradients(x) for x in points])
+    known = np.ones(f.shape, bool) if known is None else known
+    return Cuts(np.asarray(points), f, C, known, np.full(f.shape, off), np.atleast_2d(weights))
+
+
+@pytest.mark.parametrize("mu", [0.5, (0.5, 2.0, 0.1, 1.0)], ids=["one", "each"])
+def test_cuts_are_exact_where_losses_bend_no_more_than_declared(mu):
+    """Of f_i = sum_j mu_j/2 (x_j - a_ij)^2 every point says all there is."""
+    rng, dual = np.random.default_rng(0), eq.objectives.chi2(N, 0.3)
+    a, lam, bend = rng.normal(size=(N, DIM)), rng.dirichlet(np.ones(N)), np.broadcast_to(mu, DIM)
+    losses, gradients = (lambda x: (x - a) ** 2 @ bend / 2), (lambda x: bend * (x - a))
+    cuts = cuts_of(losses, gradients, rng.normal(size=(3, DIM)), lam)
+    lowest = lam @ losses(lam @ a) - float(dual.penalty(jnp.asarray(lam)))
+    for x in rng.normal(size=(2, DIM)):
+        np.testing.assert_allclose(bound_of_cuts(dual, cuts, mu, x), lowest, rtol=1e-9)
+    best = max(lowest, bound_of_cuts(dual, cuts._replace(weights=np.full((1, N), 1 / N)), mu, x))
+    both = cuts._replace(weights=np.stack([lam, np.full(N, 1 / N)]))
+    np.testing.assert_allclose(bound_of_cuts(dual, both, mu, x), best, rtol=1e-12)
+    # A larger modulus than losses have is a claim too many: it is noticed.
+    assert bound_of_cuts(dual, cuts, tuple(3 * bend), x) > lowest + 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_mixture_of_cuts_is_that_of_another_solver(seed):
+    rng = np.random.default_rng(seed)
+    m, n, d = 9, 3, 4
+    owner = np.concatenate([np.arange(n), rng.integers(0, n, m - n)])
+    lam = np.array([0.0, 0.3, 0.7]) if seed == 0 else rng.dirichlet(np.ones(n))
+    values, slopes = rng.normal(size=m), 10.0**seed * rng.normal(size=(m, d))
+    w = best_mixture(values, slopes, owner, lam)
+    assert (w >= 0).all()
+    np.testing.assert_allclose(np.bincount(owner, w, n), lam, rtol=1e-12, atol=1e-15)
+
+    def negative(w):
+        return (w @ slopes) @ (w @ slopes) / 2 - w @ values, slopes @ (w @ slopes) - values
+
+    sums = {"type": "eq", "fun": lambda w: np.bincount(owner, w, n) - lam}
+    options = {"maxiter": 500, "ftol": 1e-14}
+    start = lam[owner] / np.bincount(owner)[owner]
+    found = minimize(negative, start, jac=True, bounds=[(0, 1)] * m, constraints=sums, method="SLSQP", options=options)
+    assert negative(w)[0] <= found.fun + 1e-8 * (1 + abs(found.fun))
+
+
+def test_more_cuts_prove_more_and_who_counts_must_have_been_heard():
+    """The last point alone is the bound of `certify` with these weights."""
+    data, dual, rng = unequal(), eq.objectives.chi2(N, 0.3), np.random.default_rng(0)
+    lam = rng.dirichlet(np.ones(N))
+    losses = lambda x: np.array([reference.loss(x, client) for client in rows(data)])  # noqa: E731
+    gradients = lambda x: np.array([reference.gradient(x, client) for client in rows(data)])  # noqa: E731
+    points = rng.normal(size=(6, DIM))
+    every = cuts_of(losses, gradients, points, lam)
+    last = every._replace(
+        **{name: getattr(every, name)[-1:] for name in ("points", "losses", "gradients", "present", "off")}
+    )
+    alone, together = (bound_of_cuts(dual, cuts, MU, points[-1]) for cuts in (last, every))
+    certified = certify(TASK, dual, data, jnp.asarray(points[-1]), jnp.asarray(lam))
+    np.testing.assert_allclose(alone, float(certified.robust - certified.gap), rtol=1e-9)
+    exact = lowest(lam, rows(data)) - float(dual.penalty(jnp.asarray(lam)))
+    assert alone + 1 < together <= exact
+    rounded = bound_of_cuts(dual, every._replace(off=every.off + 1e-3), MU, points[-1])
+    assert together - 1 < rounded < together
+
+    nobody = every.present.copy()
+    nobody[:, 1] = False
+    assert bound_of_cuts(dual, every._replace(present=nobody), MU, points[-1]) == -np.inf
+    without = np.where(np.arange(N) == 1, 0, 1) / (N - 1)
+    free = eq.objectives.agnostic(N)
+    told = every._replace(present=nobody, weights=without[None])
+    assert -np.inf < bound_of_cuts(free, told, MU, points[-1]) <= lowest(without, rows(data))
+    assert bound_of_cuts(eq.objectives.qffl(N, 1.0), every, MU, points[-1]) == -np.inf  # its weights are no shares

@@ -13,6 +13,9 @@ The server of SCAFF-PD can certify itself without asking anybody: after a round,
 The declared curvature is a penalty, often a small one, and data are more curved than that. Of squared losses of a model
 that is linear in its inputs the second moments of the clients' inputs say by how much: `curvatures(task, data)`, made
 once, and given to `certify`, makes the bound exact up to rounding.
+
+A server that keeps what every client said at several points (`Algorithm.cuts`) knows more than its last gradients say:
+every loss lies above its tangents, and `bound_of_cuts` is what their best mixture proves.
 """
 
 from functools import partial
@@ -20,20 +23,23 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from equipoise.data import ClientData
 from equipoise.linear_algebra import eigh
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Data, Vector
+from equipoise.protocol import Cuts, Data, Vector
 from equipoise.tasks import Convexity, Task, losses
 from equipoise.tasks.metric import input_rows
 
 Scalar = Float[Array, ""]
 Curvatures = Float[Array, "n p p"]  # of every f_i, for one output
 MOST = 1 << 24, 512  # numbers of all curvatures; parameters of one output
+CUT_WEIGHT = 1e-9  # of a client: below it any of its bounds will do
+CUT_STEPS, CUT_SOLVED = 40, 1e-9  # relative to the values of the bounds
 
 
 class Certificate(NamedTuple):
@@ -81,6 +87,115 @@ def gap_bound(
     eps = jnp.finfo(gap.dtype).eps
     unknown = resolution(gap.dtype) / 2 * size  # of two numbers that are as large as the objective
     return jnp.where(gap >= -(8 + dual.n**0.5) * eps * size, jnp.maximum(gap, 0) + unknown, jnp.nan)
+
+
+def bound_of_cuts(dual: Dual, cuts: Cuts, mu: Convexity, x: np.ndarray) -> float:
+    """A robust objective below which no model's is, from what every client has said of its loss at several points.
+
+    With all f_i mu-strongly convex, client i's words at x_k say f_i(y) >= f_ik + g_ik'(y - x_k) + |y - x_k|^2_mu / 2.
+    Any mixture of these with weights w_ik >= 0, sum_k w_ik = lam_i, is a parabola below F(., lam). Its least value is
+
+        sum_ik w_ik f_ik(x) - |sum_ik w_ik g_ik(x)|^2 / (2 mu) - psi(lam),     f_ik(x), g_ik(x): of those bounds at x,
+
+    for lam on the simplex. The mixture is the best there is for each of `cuts.weights`; any other is a bound as well.
+    -infinity: some client that counts was never heard.
+    """
+    if not dual.simplex or not len(cuts.points):
+        return -np.inf
+    each_mu = np.broadcast_to(np.asarray(mu, np.float64), x.shape)
+    step = np.asarray(x, np.float64) - cuts.points
+    here = np.einsum("knd,kd->kn", cuts.gradients, step)
+    values = (cuts.losses + here + (step**2 @ each_mu / 2)[:, None])[cuts.present]
+    slopes = (cuts.gradients + (each_mu * step)[:, None])[cuts.present]
+    # Of sums of rounded numbers, and of gradients that were rounded where they were made.
+    eps = float(np.finfo(x.dtype).eps)
+    length = np.linalg.norm(step, axis=1)[:, None]
+    unsure = (4 * eps * (np.abs(cuts.losses) + np.abs(here)) + cuts.off * length)[cuts.present]
+    values, off, owner = values - unsure, cuts.off[cuts.present], np.nonzero(cuts.present)[1]
+    scaled = slopes / np.sqrt(each_mu)
+    best = -np.inf
+    for weights in cuts.weights:
+        lam = np.asarray(feasible(dual, jnp.asarray(weights, x.dtype)), np.float64)
+        lam = np.maximum(lam, 0)
+        if not np.isfinite(lam).all() or not set(np.flatnonzero(lam > 0)) <= set(owner):
+            continue
+        lam = lam / lam.sum()
+        w = best_mixture(values, scaled, owner, lam)
+        least = np.linalg.norm(w @ scaled) + (w @ off) / np.sqrt(each_mu.min())
+        best = max(best, w @ values - least**2 / 2 - float(dual.penalty(jnp.asarray(lam, x.dtype))))
+    return float(best)
+
+
+def best_mixture(
+    values: Float[np.ndarray, " m"],
+    slopes: Float[np.ndarray, "m d"],
+    owner: Int[np.ndarray, " m"],
+    lam: Float[np.ndarray, " n"],
+) -> Float[np.ndarray, " m"]:
+    """argmax w'values - |w'slopes|^2 / 2, w >= 0, the sum over the entries of owner i being lam_i.
+
+    A primal-dual interior point method with Mehrotra's corrector. What it gives is feasible wherever it stops.
+    """
+    counts = lam[owner] > CUT_WEIGHT
+    w = _first_mixture(values, owner, lam)
+    v, own = values[counts], owner[counts]
+    if len(v):
+        names, place = np.unique(own, return_inverse=True)
+        w[counts] = _interior(v, slopes[counts] @ slopes[counts].T, np.eye(len(names))[place], lam[names])
+    sums = np.bincount(owner, w, len(lam))
+    return w * np.where(sums > 0, lam / np.where(sums > 0, sums, 1), 0)[owner]
+
+
+def _first_mixture(values: np.ndarray, owner: np.ndarray, lam: np.ndarray) -> np.ndarray:
+    """Each owner's largest value only."""
+    w = np.zeros(len(values))
+    for i in np.unique(owner):
+        mine = np.flatnonzero(owner == i)
+        w[mine[np.argmax(values[mine])]] = lam[i]
+    return w
+
+
+def _interior(values: np.ndarray, H: np.ndarray, E: np.ndarray, lam: np.ndarray) -> np.ndarray:
+    """argmin w'Hw/2 - values'w, w >= 0, E'w = lam."""
+    m = len(values)
+    scale = max(np.ptp(values), 1e-9 * np.abs(values).max(), 1e-300)
+    v, H = (values - values.max()) / scale, H / scale
+    w, price, sums = E @ (lam / E.sum(axis=0)), np.ones(m), np.zeros(len(lam))
+    best, least = w, np.inf
+    for _ in range(CUT_STEPS):
+        slope, lacking = H @ w - v - price + E @ sums, E.T @ w - lam
+        mean = w @ price / m
+        left = max(np.abs(slope).max(), np.abs(lacking).max(), m * mean)
+        if not np.isfinite(left):
+            break
+        if left < least:
+            best, least = w, left
+        if left < CUT_SOLVED:
+            break
+        root = np.diag(price / w)
+        root = root + H + 1e-14 * np.trace(H) / m * np.eye(m)
+
+        def newton(products: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            solved = np.linalg.solve(root, np.concatenate([(-slope - products / w)[:, None], E], axis=1))  # noqa: B023
+            dual = np.linalg.solve(E.T @ solved[:, 1:], E.T @ solved[:, 0] + lacking)  # noqa: B023
+            dw = solved[:, 0] - solved[:, 1:] @ dual
+            return dw, dual, (-products - price * dw) / w  # noqa: B023
+
+        try:
+            dw, _, dp = newton(w * price)
+            length = min(_longest(w, dw), _longest(price, dp))
+            centring = ((w + length * dw) @ (price + length * dp) / m / mean) ** 3
+            dw, dual, dp = newton(w * price + dw * dp - centring * mean)
+        except np.linalg.LinAlgError:
+            break
+        length = 0.99 * min(_longest(w, dw), _longest(price, dp))
+        w, price, sums = w + length * dw, price + length * dp, sums + length * dual
+    return np.maximum(best, 0)
+
+
+def _longest(values: np.ndarray, step: np.ndarray) -> float:
+    falls = step < 0
+    return min(1.0, float(np.min(-values[falls] / step[falls]))) if falls.any() else 1.0
 
 
 def _bent(gradient: Vector, lam: Float[Array, " n"], curvatures: Curvatures, penalties: Vector) -> Scalar:

@@ -159,6 +159,24 @@ def no_weights(server: object) -> None:
     """`weights` of an algorithm that does not weigh clients."""
 
 
+class Cuts(NamedTuple):
+    """What a server has heard of every client's loss, at k points: each loss lies above its tangents there.
+
+    Arrays of NumPy, for `certificates.bound_of_cuts`.
+    """
+
+    points: Float[np.ndarray, "k d"]
+    losses: Float[np.ndarray, "k n"]
+    gradients: Float[np.ndarray, "k n d"]
+    present: Bool[np.ndarray, "k n"]  # who was heard there, about all of its rows
+    off: Float[np.ndarray, "k n"]  # by how much, at most, a gradient is rounded
+    weights: Float[np.ndarray, "j n"]  # of the clients, for which a bound may be a good one
+
+
+def no_cuts(server: object) -> None:
+    """`cuts` of an algorithm whose server does not keep what every client says of its loss."""
+
+
 @tree_of_numbers
 class Algorithm(NamedTuple, Generic[Server, Client]):
     """What every engine runs: a pytree of the numbers that it was made from, see `equipoise.leaves`."""
@@ -172,6 +190,7 @@ class Algorithm(NamedTuple, Generic[Server, Client]):
     round: tuple[Exchange[Server, Client], ...] = ()
     model: Callable[[Server], Vector] = its_x  # the parameters to evaluate and ship
     weights: Callable[[Server], Float[Array, " n"] | None] = no_weights  # what each client's loss counts
+    cuts: Callable[[Server], Cuts | None] = no_cuts  # what proves that no model is much better; called on the host
     # Two exchanges with everybody: losses and gradients in the clear, then updates that the weighted gradient corrects.
     corrected: bool = False
     dual: Any = None  # the Dual that `weights` are of; None: of none that it was given

@@ -274,6 +274,41 @@ def test_softmax_regression_of_digits():
     assert rounds_to(error, 1e-3) <= 30
 
 
+def test_its_cuts_are_what_the_clients_said():
+    """At the last points, by those who were heard there; what they prove is below the optimum."""
+    from equipoise.algorithms.server_model import heard
+
+    shards, dual, rounds = easy(), DUALS["chi2"], 22
+    algorithm = built(D, dual, everyone(5), STEPS)
+    lost = losing(lambda round, exchange, i: (i == 2) & (round % 3 == 0) & (exchange == 0))
+    server = eq.simulate(algorithm, jnp.zeros(D), shards, 0, rounds=rounds, lost=lost).server
+    cuts, k = algorithm.cuts(server), heard.MOST_TANGENTS // 5
+    hessians, linear, constant = quadratics(shards)
+    x = cuts.points
+    assert len(x) == k < rounds == int(server.heard.points)
+    f = np.einsum("kd,nde,ke->kn", x, hessians, x) / 2 - x @ linear.T + constant
+    C = np.einsum("nde,ke->knd", hessians, x) - linear
+    np.testing.assert_allclose(np.where(cuts.present, cuts.losses - f, 0), 0, atol=1e-10)
+    np.testing.assert_allclose(np.where(cuts.present[:, :, None], cuts.gradients - C, 0), 0, atol=1e-10)
+    absent = np.zeros((rounds, 5), bool)
+    absent[::3, 2] = True
+    order = np.arange(rounds)[-k:][np.argsort(np.arange(rounds)[-k:] % k)]  # the oldest gave way
+    np.testing.assert_array_equal(cuts.present, ~absent[order])
+
+    best = robust(shards, dual, optimum(shards, rho=0.05)[None])[0]
+    bound = eq.certificates.bound_of_cuts(dual, cuts, MU, np.asarray(server.centre.x))
+    assert best - 1e-6 * best < bound <= best * (1 + 1e-12)
+
+    assert heard.room(5, D) == k == 19
+    assert heard.room(1, D) == heard.MOST_POINTS
+    assert heard.room(13, D) == 0  # fewer than eight points of so many clients
+    assert heard.room(5, 10**5) == 0
+    assert heard.noted(heard.nothing(13, D, float), x[0], absent[0], f[0], C[0]) is None
+    assert heard.cuts(None, cuts.weights[0]) is None
+    changed = eq.algorithms.clip_losses(algorithm, factor=3.0)  # of other words nothing is proven
+    assert changed.cuts(server) is None
+
+
 def test_what_it_cannot_do_is_said():
     task, everyone = eq.tasks.ridge(3, MU), eq.cohorts.everyone(4)
     with pytest.raises(InputError, match="'qffl' are not shares, which SCAFF-PD with a model needs; give an objective"):

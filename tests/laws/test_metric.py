@@ -9,6 +9,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.algorithms import ALGORITHMS
+from equipoise.tasks.metric import gradients_of_model, stretch
 from tests.problems import DIM, KEY, N, each_kind, lose, start, unequal
 
 DUALS = {
@@ -43,6 +44,32 @@ def test_it_starts_at_x_and_comes_down(name):
     before, after = (eq.tasks.losses(TASK, x, plain) for x in (start(), algorithm.model(done.server)))
     assert float(jnp.mean(after)) < float(jnp.mean(before))
     assert float(dual.value(after)) < float(dual.value(before))
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_what_clients_said_in_the_metric_is_of_x(rank, intercept):
+    """Points, losses and gradients are those of the plain task; a gradient's rounding is at most so much longer."""
+    rng = np.random.default_rng(0)
+    inner = eq.tasks.softmax_regression(DIM, 2, l2=(0.1,) * 2 * DIM + (1e-3,) * 2) if intercept else None
+    task, data = inner or TASK, unequal()
+    if intercept:
+        data = data._replace(labels=(data.labels > 0).astype(jnp.int32))
+    dual = DUALS["chi2"]()
+    found = eq.metric.in_metric(
+        lambda task: ALGORITHMS["scaffpd_model"].build_example(task, dual), task, data, rank=rank
+    )
+    server = eq.simulate(found.algorithm, jnp.zeros(task.size), found.data, KEY, rounds=3).server
+    cuts = found.algorithm.cuts(server)
+    assert len(cuts.points) == 3
+    for x, losses, gradients in zip(cuts.points, cuts.losses, cuts.gradients, strict=True):
+        np.testing.assert_allclose(losses, eq.tasks.losses(task, jnp.asarray(x), data), rtol=1e-10)
+        each = [task.grad(jnp.asarray(x), data.client(i)) for i in range(N)]
+        np.testing.assert_allclose(gradients, each, rtol=1e-9, atol=1e-11)
+    linear, size = task.linear, task.size
+    nudge = rng.normal(size=(20, size))
+    longer = np.linalg.norm(gradients_of_model(linear, found.metric, nudge), axis=1) / np.linalg.norm(nudge, axis=1)
+    assert longer.max() <= stretch(linear, found.metric) ** -0.5 * (1 + 1e-12)
 
 
 def check_the_saddle_point(kind):

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 import equipoise as eq
-from equipoise.certificates import certify, curvatures, feasible
+from equipoise.certificates import bound_of_cuts, certify, curvatures, feasible
 from equipoise.objectives import cap_weights
+from equipoise.protocol import Cuts
 
 LONGER = int(os.environ.get("EQUIPOISE_SEARCH", "1"))
 N, M, DIM, L2 = 4, 6, 2, 0.1
@@ -127,6 +128,34 @@ def test_no_model_is_better_than_what_is_certified(pair, seed, scale, weights, n
     assert np.isfinite(float(found.gap))
     assert float(found.robust) - float(found.gap) <= least + rounding
     assert float(found.gap) >= 0
+
+
+@settings(max_examples=20 * LONGER, deadline=None)
+@given(
+    pair=st.sampled_from([pair for pair in PAIRS if DUALS[pair[1]].simplex]),
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([0.1, 1.0, 3.0]),
+    near=st.sampled_from([0.0, 0.1, 1.0]),
+    single=st.booleans(),
+)
+def test_no_model_is_better_than_what_cuts_prove(pair, seed, scale, near, single):
+    """Some clients heard at some points, in any precision; weights that are a good choice, and others."""
+    task, dual = pair
+    data, rng = problem(task, seed, scale), np.random.default_rng(seed + 1)
+    x = rng.normal(size=TASKS[task].size)
+    least = long_run(task, dual, data, x)
+    best = minimize(lambda x: objective(task, dual)(x, data), x, jac=True, method="L-BFGS-B").x
+    points = best + near * rng.normal(size=(5, x.size)) * rng.uniform(0, 1, size=(5, 1))
+    told = [losses_of(task)(jnp.asarray(x), data) for x in points]
+    kind = np.float32 if single else np.float64
+    losses, gradients = (np.stack(parts).astype(kind).astype(float) for parts in zip(*told, strict=True))
+    known = rng.random(losses.shape) < 0.7
+    known[0] = True
+    weights = np.stack([np.asarray(value_of(dual)(told[0][0])[1]), rng.dirichlet(np.ones(N))])
+    off = 8 * np.finfo(kind).eps * np.linalg.norm(gradients, axis=2)
+    bound = bound_of_cuts(DUALS[dual], Cuts(points, losses, gradients, known, off, weights), L2, points[0].astype(kind))
+    assert np.isfinite(bound)
+    assert bound <= least + 1e-7 * (1 + abs(least))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,8 +1,10 @@
 """An algorithm over z = W^-1 x, told in x: what goes in and what comes out are models as everybody knows them."""
 
+import numpy as np
+
 from equipoise.leaves import numbers_are_leaves
-from equipoise.protocol import Algorithm, Client, Server, Vector
-from equipoise.tasks.metric import Metric, from_model, linear_of, to_model
+from equipoise.protocol import Algorithm, Client, Cuts, Server, Vector
+from equipoise.tasks.metric import Metric, from_model, gradients_of_model, linear_of, stretch, to_model
 from equipoise.tasks.task import Task
 
 
@@ -17,7 +19,18 @@ def told_in_x(algorithm: Algorithm[Server, Client], task: Task, metric: Metric) 
     def model(server: Server) -> Vector:
         return to_model(linear, metric, algorithm.model(server))
 
+    def cuts(server: Server) -> Cuts | None:
+        tangents = algorithm.cuts(server)
+        if tangents is None:
+            return None
+        return tangents._replace(
+            points=np.stack([np.asarray(to_model(linear, metric, z), np.float64) for z in tangents.points]),
+            gradients=gradients_of_model(linear, metric, tangents.gradients),
+            off=tangents.off / stretch(linear, metric) ** 0.5,
+        )
+
     return algorithm._replace(
+        cuts=cuts,
         init=lambda x: algorithm.init(from_model(linear, metric, x)),
         init_client=lambda x: algorithm.init_client(from_model(linear, metric, x)),
         model=model,

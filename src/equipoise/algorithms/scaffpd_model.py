@@ -61,7 +61,7 @@ from jaxtyping import Float, Int
 
 from equipoise.algorithms.messages import LossAndGradient
 from equipoise.algorithms.record import SADDLE, Record
-from equipoise.algorithms.server_model import constants, judge, saddle, state
+from equipoise.algorithms.server_model import constants, heard, judge, saddle, state
 from equipoise.algorithms.server_model.interior import interior_of
 from equipoise.algorithms.server_model.precision import in_double, joined
 from equipoise.algorithms.server_model.sampling import clients_to_hear, to_correct
@@ -198,10 +198,11 @@ def scaffpd_model(
     def judge_and_update_dual(server: Server, replies: Replies, eps: float) -> Server:
         here = replies.cohort.mark(n)
         loss, c_i, L = (replies.cohort.put(jnp.zeros((n, *a.shape[1:]), a.dtype), a) for a in replies.each)
-        heard = server.centre.heard | here
+        anywhere = server.centre.heard | here
         L = jnp.where(here, L, server.L)
-        L = jnp.where(jnp.any(heard), neutral(L, heard), L)
-        server = server._replace(L=L, age=jnp.where(here, 0, server.age + 1))
+        L = jnp.where(jnp.any(anywhere), neutral(L, anywhere), L)
+        said = heard.noted(server.heard, server.trial.x, here, loss, c_i)
+        server = server._replace(L=L, age=jnp.where(here, 0, server.age + 1), heard=said)
         server = jax.lax.cond(
             server.trial.label == server.centre.label,
             lambda: judge.heard_at_centre(server, here, loss, c_i, eps),
@@ -275,6 +276,7 @@ def scaffpd_model(
         ),
         model=lambda server: server.centre.x,
         weights=lambda server: server.lam if mu is None else certifying(server),
+        cuts=lambda server: heard.cuts(server.heard, server.lam, server.trial.lam),
         dual=dual,
     )
 

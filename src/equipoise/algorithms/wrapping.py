@@ -15,7 +15,19 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from jaxtyping import PyTree
 
-from equipoise.protocol import Algorithm, Client, Cohort, Data, Exchange, RandomKey, Replies, Reply, Server, Vector
+from equipoise.protocol import (
+    Algorithm,
+    Client,
+    Cohort,
+    Data,
+    Exchange,
+    RandomKey,
+    Replies,
+    Reply,
+    Server,
+    Vector,
+    no_cuts,
+)
 
 Inner = TypeVar("Inner")
 Own = TypeVar("Own")
@@ -47,7 +59,8 @@ def wrap(
     algorithm: Algorithm[Server, Client], change: Callable[[int, Exchange[Server, Client]], Exchange[Server, Client]]
 ) -> Algorithm[Server, Client]:
     """`algorithm` with its exchanges changed, whose states stay as they are."""
-    return algorithm._replace(round=tuple(change(k, exchange) for k, exchange in enumerate(algorithm.round)))
+    changed = tuple(change(k, exchange) for k, exchange in enumerate(algorithm.round))
+    return algorithm._replace(round=changed, cuts=no_cuts)  # what clients say may be another thing now
 
 
 def wrap_server(
@@ -62,6 +75,7 @@ def wrap_server(
         round=tuple(change(k, beside_server(exchange)) for k, exchange in enumerate(algorithm.round)),
         model=lambda server: algorithm.model(server.inner),
         weights=lambda server: algorithm.weights(server.inner),
+        cuts=no_cuts,
     )
 
 
@@ -75,6 +89,7 @@ def wrap_client(
         algorithm,
         init_client=lambda x: Beside(algorithm.init_client(x), init(x)),
         round=tuple(change(k, beside_client(exchange)) for k, exchange in enumerate(algorithm.round)),
+        cuts=no_cuts,
     )
 
 

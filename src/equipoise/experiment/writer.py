@@ -182,7 +182,7 @@ class RunWriter:
             "bytes_up": self.sent.up + int(np.dot(answered, self.up)),
         }
         weights = self.weights or self.algorithm.weights
-        self.write(self.algorithm.model(server), weights(server), **counted | counts)
+        self.write(self.algorithm.model(server), weights(server), server, **counted | counts)
 
     def callback(self, result: Result) -> None:
         self.record(result)
@@ -195,9 +195,10 @@ class RunWriter:
         waited = patience is not None and self.best is not None and result.rounds - self.best.round >= patience
         return self.certified is not None or waited
 
-    def write(self, x: Vector, lam: ArrayLike | None, **counts: Any) -> None:
+    def write(self, x: Vector, lam: ArrayLike | None, server: Any = None, **counts: Any) -> None:
         # Only weights of the run's own objective certify anything about it.
         evaluation = self.evaluate(x, lam if self.algorithm.dual is not None else None)
+        objective = float(evaluation.objective)
         with np.errstate(over="ignore"):  # a run that diverges says so in its result
             distance = None if self.saddle is None else float(np.sum((np.asarray(x, np.float64) - self.saddle) ** 2))
         row = records.Row(
@@ -206,8 +207,8 @@ class RunWriter:
             loss=floats(evaluation.losses),
             scores={name: floats(values) for name, values in evaluation.table.scores.items()},
             lam=None if lam is None else floats(lam),
-            objective=float(evaluation.objective),
-            gap=float(evaluation.gap),
+            objective=objective,
+            gap=min(float(evaluation.gap), self._gap_of_cuts(x, objective, server)),
             distance=distance,
         )
         wanted, size = self.config.run.until_gap, abs((row.objective or 0) + self.base)
@@ -220,6 +221,17 @@ class RunWriter:
             board.add(row)
         if self.watch is not None:
             self.watch(row.round, self.config.run.rounds, row)
+
+    def _gap_of_cuts(self, x: Vector, objective: float, server: Any) -> float:
+        """What all that the server has heard so far proves; infinite: nothing. NaN of what is not known stays one."""
+        mu, dual = self.problem.task.strong_convexity, self.algorithm.dual
+        if server is None or mu is None or dual is None or self.config.privacy is not None:
+            return math.inf
+        cuts = self.algorithm.cuts(server)
+        if cuts is None:
+            return math.inf
+        bound = certificates.bound_of_cuts(dual, cuts, mu, np.asarray(x))
+        return max(objective - bound, 0.0) + certificates.resolution(x.dtype) * abs(objective)
 
     def _validate(self, x: Vector, round: int) -> float | None:
         """The model's value on validation rows; it is kept if no earlier one was as good."""

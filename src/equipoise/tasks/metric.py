@@ -122,6 +122,22 @@ def from_model(linear: Linear, metric: Metric, x: Vector) -> Vector:
         return _whole(_solved(wide.factor, weights), intercept).astype(x.dtype)
 
 
+def gradients_of_model(linear: Linear, metric: Metric, in_z: np.ndarray) -> np.ndarray:
+    """Gradients [..., d] in x of what has these in z, in NumPy and double precision."""
+    k, d = linear.outputs, linear.features
+    rows = in_z[..., : k * d].reshape(*in_z.shape[:-1], k, d)
+    if isinstance(metric.factor, Triangular):
+        W = np.asarray(metric.factor.W, np.float64)
+        rows = np.linalg.solve(W.T, rows.reshape(-1, d).T).T.reshape(rows.shape)
+    else:
+        V, s, gain = (np.asarray(a, np.float64) for a in metric.factor)
+        rows = (rows + (rows @ V * (1 / s - 1)) @ V.T) / gain
+    intercept = in_z[..., k * d :]
+    if linear.intercept and metric.centre is not None:
+        rows = rows + intercept[..., None] * np.asarray(metric.centre, np.float64)
+    return np.concatenate([rows.reshape(*in_z.shape[:-1], k * d), intercept], axis=-1)
+
+
 def model_of(linear: Linear, metric: Metric, z: Vector) -> Vector:
     """x, in the precision of z: linear in it, with a gradient."""
     weights, intercept = _parts(linear, z)

@@ -60,31 +60,41 @@ def below(root: Float[Array, "m m"], right: Float[Array, "m j"], *, transpose: b
     return jax.lax.linalg.triangular_solve(root, right, left_side=True, lower=True, transpose_a=transpose)
 
 
-def solve(
+def longest(iterate: Iterate, step: Iterate) -> Array:
+    """The largest step up to 1 that keeps all slacks and prices positive."""
+    values, changes = (jnp.concatenate([x.slack, x.price]) for x in (iterate, step))
+    return jnp.minimum(1, jnp.min(jnp.where(changes < 0, -values / jnp.where(changes < 0, changes, -1), jnp.inf)))
+
+
+class Scaled(NamedTuple):
+    """The problem in the parts of the weights, in units in which every residual is compared with one."""
+
+    f: Float[Array, " m"]
+    G: Float[Array, "m k"]
+    A: Float[Array, "m k k"]
+    Q: Float[Array, "m m"]
+    quadratic: Float[Array, ""]
+    entropy: Float[Array, ""]
+    scale: Float[Array, ""]  # of the losses
+    unit: Float[Array, ""]  # of the directions
+
+
+def scaled(
     dual: Interior,
     f: Float[Array, " n"],
     G: Float[Array, "n k"],
     A: Float[Array, "n k k"],
     Q: Float[Array, "n n"],
-) -> Solution:
-    """The saddle point (lam, a); A_i and Q must be positive semidefinite."""
-    n, k = G.shape
-    if dual.only is not None:  # Lam is one point
-        lam = jnp.asarray(dual.only)
-        a = linear_algebra.solve(jnp.tensordot(lam, A, 1), -(lam @ G))
-        return Solution(lam, a, jnp.zeros(()))
-    m, owner, p = len(dual.owner), dual.owner, jnp.asarray(dual.p)
-    capped = np.flatnonzero(np.isfinite(dual.cap))
-    split = m != n
-    ball = dual.radius is not None
-    zero = jnp.zeros(())
+) -> Scaled:
+    """One scale for the losses and one for the directions."""
+    (n, k), owner, split, zero = G.shape, dual.owner, len(dual.owner) != len(f), jnp.zeros(())
     quadratic = zero if dual.quadratic is None else jnp.asarray(dual.quadratic, zero.dtype)
     entropy = zero if dual.entropy is None else jnp.asarray(dual.entropy, zero.dtype)
     modulus = jnp.maximum(quadratic, entropy)
     if dual.smooth is not None:
-        modulus = jnp.maximum(modulus, jnp.max(jnp.diagonal(jax.hessian(dual.smooth)(p))))
+        bends = jax.hessian(dual.smooth)(jnp.asarray(dual.p))
+        modulus = jnp.maximum(modulus, jnp.max(jnp.diagonal(bends)))
 
-    # One scale for the losses and one for the directions, so that every residual is compared with one.
     diagonal = jnp.diagonal(Q)
     f = (f[owner] if split else f) - jnp.asarray(dual.cost, f.dtype)
     spread = [
@@ -99,7 +109,27 @@ def solve(
     f, G, A, Q = (f - jnp.max(f)) / scale, G * (unit / scale), A * (unit**2 / scale), Q / scale
     if split:
         G, A, Q = G[owner], A[owner], Q[owner][:, owner]
-    quadratic, entropy = quadratic / scale, entropy / scale
+    return Scaled(f, G, A, Q, quadratic / scale, entropy / scale, scale, unit)
+
+
+def solve(
+    dual: Interior,
+    f: Float[Array, " n"],
+    G: Float[Array, "n k"],
+    A: Float[Array, "n k k"],
+    Q: Float[Array, "n n"],
+) -> Solution:
+    """The saddle point (lam, a); A_i and Q must be positive semidefinite."""
+    n, k = G.shape
+    if dual.only is not None:  # Lam is one point
+        lam = jnp.asarray(dual.only)
+        a = linear_algebra.solve(jnp.tensordot(lam, A, 1), -(lam @ G))
+        return Solution(lam, a, jnp.zeros(()))
+    m, p = len(dual.owner), jnp.asarray(dual.p)
+    capped = np.flatnonzero(np.isfinite(dual.cap))
+    ball = dual.radius is not None
+    zero = jnp.zeros(())
+    f, G, A, Q, quadratic, entropy, scale, unit = scaled(dual, f, G, A, Q)
 
     def penalty_slopes(w: Array) -> tuple[Array, Array]:
         """First derivative of psi, and the second of all of it but `smooth`."""
@@ -161,11 +191,6 @@ def solve(
             B = jnp.concatenate([B, -2 * (iterate.w - p)[:, None]], axis=1)
             R = jnp.pad(R, (0, 1)).at[-1, -1].set(iterate.slack[-1] / iterate.price[-1])
         return bends(iterate.w), bend, B, R
-
-    def longest(iterate: Iterate, step: Iterate) -> Array:
-        """The largest step up to 1 that keeps all slacks and prices positive."""
-        values, changes = (jnp.concatenate([x.slack, x.price]) for x in (iterate, step))
-        return jnp.minimum(1, jnp.min(jnp.where(changes < 0, -values / jnp.where(changes < 0, changes, -1), jnp.inf)))
 
     def advance(state: tuple) -> tuple:
         iterate, r, best, best_size, i, _ = state
@@ -229,10 +254,16 @@ def solve(
     r = residuals(iterate)
     state = (iterate, r, (iterate.w, iterate.a), size(r), jnp.int32(0), jnp.array(True))
     *_, (w, a), residual, _, _ = jax.lax.while_loop(unfinished, advance, state)
+    return Solution(weights_of_parts(dual, w, n), a * unit, residual)
+
+
+def weights_of_parts(dual: Interior, w: Float[Array, " m"], n: int) -> Float[Array, " n"]:
+    """Weights that sum to one; what the residual left outside of a ball comes in, towards its centre."""
     w = jnp.maximum(w, 0)
-    lam = jnp.zeros(n).at[owner].add(w) if split else w
+    lam = jnp.zeros(n).at[dual.owner].add(w) if len(dual.owner) != n else w
     lam = lam / jnp.sum(lam)
-    if dual.radius is not None:  # what the residual left outside of the ball comes in, towards its centre
+    if dual.radius is not None:
+        p = jnp.asarray(dual.p)
         far = jnp.sum((lam - p) ** 2)
         lam = p + (lam - p) * jnp.sqrt(jnp.minimum(1, dual.radius / jnp.maximum(far, 1e-300)))
-    return Solution(lam, a * unit, residual)
+    return lam

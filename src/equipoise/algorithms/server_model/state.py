@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from equipoise.algorithms.server_model import directions
 from equipoise.algorithms.server_model.directions import Memory
+from equipoise.algorithms.server_model.heard import Heard, nothing
 from equipoise.protocol import Vector
 
 
@@ -58,6 +59,7 @@ class Server(NamedTuple):
     lam: Float[Array, " n"]
     a: Float[Array, " k"]  # holds, with c, from `collect` to `improve`
     c: Vector
+    heard: Heard | None  # at the last points, for certificates; None: too much to keep
 
 
 def initial(x: Vector, n: int, k: int) -> Server:
@@ -77,4 +79,5 @@ def initial(x: Vector, n: int, k: int) -> Server:
         lam=lam,
         a=none,
         c=jnp.zeros_like(x),
+        heard=nothing(n, x.size, x.dtype),
     )
