@@ -143,6 +143,7 @@ def server(
     from equipoise.deploy.operations.commands import ServerSettings, run_server
     from equipoise.deploy.server.status import follower
     from equipoise.experiment import config, records
+    from equipoise.experiment.choice import left_open
 
     settings = _settings(file, None, None, set_)
     model = settings.get("model")
@@ -151,7 +152,7 @@ def server(
         f"{file}: model.torch names code that sites would have to run because a server says so; leave it out, and "
         "let each site name its own: equipoise flower site NAME --torch module:function",
     )
-    parsed = config.parse(settings, source=_source(file))
+    parsed = config.parse(left_open(settings), source=_source(file))
     agreement.check(parsed)
     trust = None if insecure else keys
     require(
@@ -244,6 +245,7 @@ def local(
     from equipoise.deploy.operations.processes import free_port
     from equipoise.deploy.server.status import follower
     from equipoise.experiment import config, records
+    from equipoise.experiment.choice import left_open
 
     settings = _settings(file, None, None, set_)
     for section in ("data", "federation", "model"):
@@ -260,7 +262,7 @@ def local(
     of_module = _named(torch or settings["model"].pop("torch", None))
     files = {path.stem: path for path in (silo_files(where, ()) if of_module else silo_files(where))[0]}
     settings["federation"].setdefault("sites", sorted(files))
-    parsed = config.parse(settings, source=_source(file))
+    parsed = config.parse(left_open(settings), source=_source(file))
     agreement.check(parsed)
     assert parsed.federation is not None
     sites = parsed.federation.sites

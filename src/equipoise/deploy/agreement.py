@@ -20,6 +20,7 @@ from equipoise.data.silos.encoding import Encoding
 from equipoise.errors import not_none, require
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment import config as configuration
+from equipoise.experiment.chosen import settle
 from equipoise.experiment.conditioning import Plan, conditioned, planned
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import (
@@ -96,6 +97,7 @@ class Agreement(JsonRecord):
     slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
     metric: dict[str, str] | None = None  # of `metric.packed`, where the model is trained in one
     network: NetworkRecord | None = None  # with [convexify], once it is trained; None: it is what is trained
+    chosen: dict[str, float] | None = None  # what the settings leave open, by its key; None: not yet, or nothing
 
 
 def addition(earlier: str, agreed: Agreement) -> str:
@@ -127,8 +129,12 @@ def settings(toml: str) -> Config:
 
 
 def stage(config: Config, agreed: Agreement) -> Config:
-    """What is run under an agreement: with [convexify], first the network."""
-    return config if config.convexify is None or agreed.network is not None else network_config(config)
+    """What is run under an agreement: with [convexify], first the network; where folds choose, first their path."""
+    if config.convexify is not None:
+        return config if agreed.network is not None else network_config(config)
+    if not settle.by_folds(config):
+        return config
+    return settle.start(config) if agreed.chosen is None else settle.with_numbers(config, agreed.chosen)
 
 
 class RemoteShards(NamedTuple):
@@ -296,7 +302,7 @@ def with_agreed_metric(config: Config, agreed: Agreement, problem: Problem) -> P
 
 
 def digest_of(config: Config, agreed: Agreement) -> str:
-    return hashlib.sha256((config.toml() + agreed.model_dump_json()).encode()).hexdigest()[:16]
+    return hashlib.sha256((stage(config, agreed).toml() + agreed.model_dump_json()).encode()).hexdigest()[:16]
 
 
 def shape_of(encoding: Encoding) -> Shards:
@@ -334,6 +340,7 @@ def disclosures(
         units=config.data.unit is not None,
         baselines=needs_baselines(config),
         own_parts=own_parts,
+        folds=settle.by_folds(config),
     )
     return disclosed(learned)
 
@@ -346,6 +353,8 @@ def looks_at_gains(config: Config) -> bool:
 
 def needs_baselines(config: Config) -> bool:
     """Whether sites tell the loss of their own models: not where each weighs itself and all else is sums."""
+    if settle.by_folds(config) and (config.objective_price is not None or looks_at_gains(settle.start(config))):
+        return True  # along the path
     hidden = algorithms.named(config.algorithm.name).weighs_itself and not_none(config.federation).secure
     return looks_at_gains(config) and not hidden
 
@@ -357,7 +366,7 @@ def has_features(config: Config) -> bool:
 
 def tells_moments(config: Config) -> bool:
     """Whether sites tell second moments of their inputs, where the model turns out to suit a metric."""
-    wanted = config.model.metric
+    wanted = "auto" if settle.by_folds(config) else config.model.metric
     linear = config.model.name == "linear" if config.convexify is None else has_features(config)
     return linear and wanted != "none" and config.privacy is None
 

@@ -105,10 +105,10 @@ def _of_model(config: "Config") -> Iterator[str]:
 
 
 def _of_folds(config: "Config", given: str) -> Iterator[str]:
-    if config.federation is not None:
+    if config.federation is not None and config.federation.secure:
         yield (
-            f"{given}, which is found by folds where all rows are at hand; over Flower give numbers, model.l2 and "
-            "objective.rho, such as those that `equipoise run` finds"
+            f"{given}, which is found by losses and gradients of single sites, and federation.secure hides them; give "
+            "numbers, such as model.l2 = 0.01 and objective.rho = 0.1"
         )
     if config.model.name != "linear" or config.convexify is not None:
         yield f"{given}, which is found by folds for linear models only; give numbers, such as model.l2 = 0.0001"
