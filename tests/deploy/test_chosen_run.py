@@ -18,8 +18,8 @@ from tests.flower import silos
 from tests.flower.silos import SITES
 
 OPEN = {
-    "model": {"l2": "auto", "own": "intercept", "metric": "auto"},
-    "objective": {"price": 0.05, "of": "gains"},
+    "model": {"l2": "auto", "metric": "auto"},
+    "objective": {"price": 0.05},
     "algorithm": {"name": "scaffpd_model", "steps": 3, "local_lr": None, "rule": None},
     "run": {"rounds": 2, "evaluate_every": 1},
 }

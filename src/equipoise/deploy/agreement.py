@@ -21,6 +21,7 @@ from equipoise.errors import not_none, require
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment import config as configuration
 from equipoise.experiment.chosen import settle
+from equipoise.experiment.chosen.point import point
 from equipoise.experiment.conditioning import Plan, conditioned, planned
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import (
@@ -31,7 +32,7 @@ from equipoise.experiment.convexify.stages import (
     network_config,
     problem_on_features,
 )
-from equipoise.experiment.methods import build_method
+from equipoise.experiment.methods import build_dual, build_method
 from equipoise.experiment.personal.models import own_models
 from equipoise.experiment.personal.own_parts import mean_part
 from equipoise.experiment.problems import Problem, Sent, problem_of, with_main_score, with_own_models
@@ -283,6 +284,19 @@ def _made(
     personal = None if config.own_models is None else own_models(config, problem)
     own = None if problem.plain_task.own is None else mean_part(problem, tell=sums is not None)
     return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, "", sums, personal, own)
+
+
+def point_of_path(config: Config, agreed: Agreement) -> Algorithm:
+    """Of `settle.start`, for a site, which messages tell which point it is; sites of one process share it."""
+    return _point(config.toml(), agreed.model_copy(update={"run": ""}).model_dump_json())
+
+
+@lru_cache(maxsize=4)
+def _point(toml: str, alike: str) -> Algorithm:
+    config, agreed = settings(toml), Agreement.model_validate_json(alike)
+    problem = setup(config, agreed).problem
+    metric = not_none(problem.conditioning, "the sites have not agreed on a metric yet").metric
+    return point(problem.plain_task, build_dual(config, problem), metric, 0.0)
 
 
 def metric_plan(config: Config, agreed: Agreement) -> Plan | None:

@@ -53,10 +53,8 @@ from equipoise.experiment import records
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.chosen.folds import row_of
 from equipoise.experiment.chosen.penalty import scaled as penalty_of
-from equipoise.experiment.chosen.point import point
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import feature_maker, scaled
-from equipoise.experiment.methods import build_dual
 from equipoise.experiment.personal.baselines import own_loss
 from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.records import JsonRecord
@@ -366,10 +364,9 @@ class RowsSite(NamedTuple):
         now, config = self.setup(agreed), agreement.stage(self.config, agreed)
         problem, shard = now.problem, self.trained_on(agreed).train
         metric = not_none(problem.conditioning, "the sites have not agreed on a metric yet").metric
-        penalty, i = penalty_of(config, problem), agreed.sites.index(self.name)
+        i, penalty = agreed.sites.index(self.name), penalty_of(config, problem)
         row = row_of(problem, shard, i, self.unit(agreed), metric, penalty)
-        algorithm = point(problem.plain_task, build_dual(config, problem), metric, 0.0)
-        return Job(algorithm, problem.x, row, config=now.digest)
+        return Job(agreement.point_of_path(config, agreed), problem.x, row, config=now.digest)
 
     def exact(self, agreed: Agreement, algorithm: Algorithm, shard: Data, kind: DTypeLike, **options: Any) -> Job:
         """A job before the first round, in double precision whatever that of the run is."""

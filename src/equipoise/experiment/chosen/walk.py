@@ -49,10 +49,10 @@ class Walk:
         self.rounds = 1  # the metric
         self.down, self.up = metrics.bytes_of_agreement(linear, problem.n, rank, like, problem.x.dtype)
 
-    def to(self, config: Config, more: float) -> Point:
+    def to(self, config: Config, more: float, rounds: int | None = None) -> Point:
         """The point of `config`'s objective."""
         made = point(self.problem.plain_task, build_dual(config, self.problem), self.metric, float(more))
-        rounds = 1 if self.begun else FIRST
+        rounds = rounds or (1 if self.begun else FIRST)
         now = self.ask(made, self.model, rounds)
         self.model, self.begun = now.model, True
         self.base = np.where(np.isfinite(now.base), now.base, self.base)
