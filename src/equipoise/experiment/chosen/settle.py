@@ -97,7 +97,7 @@ def along(config: Config, walk: Walk) -> tuple[Choice, ...]:
         choices.append(choice)
         more = penalty.more_of(float(choice.value))
     if config.objective_price is not None:
-        choices.append(price.chosen(config, walk, more))
+        choices.append(price.chosen(robust(config), walk, more))
     return tuple(choices)
 
 
