@@ -75,12 +75,12 @@ class Sums:
     """Of the owners' losses at every candidate, and of their products."""
 
     def __init__(self) -> None:
-        self.told: list[Float[np.ndarray, " n"]] = []
+        self.answers: list[Float[np.ndarray, " n"]] = []
         self.rows: list[Float[np.ndarray, " n"]] = []  # of the owners that were heard at all of them
 
     def add(self, losses: Float[np.ndarray, " n"]) -> None:
-        self.told.append(losses)
-        self.rows = of_the_heard(self.told)
+        self.answers.append(losses)
+        self.rows = of_the_heard(self.answers)
 
     def mean(self, k: int) -> float:
         return float(np.mean(self.rows[k]))

@@ -85,11 +85,11 @@ class Verdict(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What an owner's rows lose; `known` is false where it does not know the model."""
+    """What an owner's rows lose; `has_model` is false where it does not have the model."""
 
     loss: Float[Array, ""]
     base: Float[Array, ""]
-    known: Bool[Array, ""]
+    has_model: Bool[Array, ""]
 
 
 class Penalised(NamedTuple):
@@ -160,12 +160,12 @@ def point(task: Task, dual: Dual, metric: Metric, more: float) -> Algorithm[Serv
         loss = loss_left_out(task, row, x, lam_i, curvature, extra)
         base = loss_of_base_rate(task, row, x)
         loss = jnp.where(jnp.isfinite(loss), loss, LOST).astype(x.dtype)
-        known = (trial[0] == label) | (centre[0] == label)
-        return mine, Reply(each=Judged(loss, jnp.nan_to_num(base).astype(x.dtype), known))
+        has_model = (trial[0] == label) | (centre[0] == label)
+        return mine, Reply(each=Judged(loss, jnp.nan_to_num(base).astype(x.dtype), has_model))
 
     def keep_judgement(server: Server, replies: Replies) -> Server:
         said: Judged = replies.each
-        cohort = replies.cohort._replace(present=replies.cohort.present & said.known)
+        cohort = replies.cohort._replace(present=replies.cohort.present & said.has_model)
         return server._replace(losses=cohort.put(server.losses, said.loss), base=cohort.put(server.base, said.base))
 
     def init(z: Vector) -> Server:

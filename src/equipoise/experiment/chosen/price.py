@@ -26,10 +26,10 @@ BOUNDS = (5, 95)  # per cent of them
 def chosen(config: Config, walk: Walk, more: float) -> Choice:
     price, problem = config.objective.price, walk.problem
     before = walk.rounds, walk.down, walk.up
-    told: list[np.ndarray] = []
+    along: list[np.ndarray] = []
     for rho in WAY:
-        told.append(walk.to(with_rho(config, rho), more).losses)
-        *losses, base, own = of_the_heard(told, walk.base, problem.baselines)
+        along.append(walk.to(with_rho(config, rho), more).losses)
+        *losses, base, own = of_the_heard(along, walk.base, problem.baselines)
         unit = float(np.mean(base)) or 1.0
         skills, gains = [(base - loss) / unit for loss in losses], [own - loss for loss in losses]
         if len(skills) > PATIENCE and not any(_affordable(skills, price)[-PATIENCE:]):
