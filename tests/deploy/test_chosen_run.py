@@ -7,8 +7,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.oversight import plans_of, would_reveal
+from equipoise.deploy.wire.messages import read_text
 from equipoise.errors import EquipoiseError, InputError
 from equipoise.experiment import choice, config, folders, records
 from equipoise.experiment.chosen import settle
@@ -80,20 +83,35 @@ def test_a_server_that_was_killed_along_the_path_goes_on(tmp_path):
 
 @pytest.mark.thorough(witness="experiment/chosen/test_folds.py::test_replies_that_are_lost_leave_the_others")
 def test_a_site_whose_judgements_are_lost_is_not_in_the_mean(tmp_path):
+    """And a model that training does not lead to is refused along the path as well."""
     data, here = silos.write(tmp_path / "silos"), config.parse(opened(federation={"exchange": 0.5}))
-    network = grid(here, data, tmp_path / "homes")
+    network, refused = grid(here, data, tmp_path / "homes"), []
 
     def fault(message, reply):
         at = message.content.get("at", {"part": "", "exchange": ""})
-        lost = (network.site(message), at["part"], at["exchange"]) == ("south", "path", "judge")
-        return None if lost else reply
+        where = network.site(message), at["part"], at["exchange"]
+        if where == ("north", "path", "collect") and not refused:
+            refused.append(answer_to_a_model_far_away(network, message))
+        return None if where == ("south", "path", "judge") else reply
 
     network.fault = fault
     over = run_federation(here, tmp_path / "flower", network)
+    assert "away from where it began" in refused[0]
     for point in json.loads((tmp_path / "flower" / folders.PATH).read_text()):
         assert [a is None for a in point["losses"]] == [False, False, True]
     assert len(settle.read(over.path)) == 2
     assert over.outcome.rounds == 2
+
+
+def answer_to_a_model_far_away(network, message):
+    sent = message.content["message"]
+    (name,) = (name for name in sent if name.endswith(".x"))
+    far = np.frombuffer(sent[name].data) + 1e6
+    array = Array(dtype="float64", shape=far.shape, stype="equipoise.raw", data=far.tobytes())
+    content = RecordDict({"at": message.content["at"], "message": ArrayRecord({**sent, name: array})})
+    odd = Message(content, message.metadata.dst_node_id, message.metadata.message_type)
+    odd.metadata.__dict__["_message_id"] = "1"
+    return read_text(network.app(odd, network.contexts[message.metadata.dst_node_id]).content, "refused")
 
 
 def test_sites_approve_it_and_may_refuse(tmp_path):
