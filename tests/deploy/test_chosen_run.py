@@ -10,9 +10,10 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.site import oversight
 from equipoise.deploy.site.oversight import plans_of, would_reveal
-from equipoise.deploy.wire.messages import read_text
-from equipoise.errors import EquipoiseError, InputError
+from equipoise.deploy.wire.messages import Address, address, read_text
+from equipoise.errors import EquipoiseError, InputError, Refusal
 from equipoise.experiment import choice, config, folders, records
 from equipoise.experiment.chosen import settle
 from equipoise.privacy import policy
@@ -126,6 +127,24 @@ def test_sites_approve_it_and_may_refuse(tmp_path):
     (home / policy.FILE).write_text(policy.TRIAL + "folds = false\n")
     with pytest.raises(EquipoiseError, match="tells nobody what folds of its rows lose; give numbers"):
         run_federation(here, tmp_path / "flower", grid(here, silos.write(tmp_path / "silos"), tmp_path / "homes"))
+
+
+def test_a_site_answers_along_the_path_as_often_as_it_has_points(tmp_path):
+    here, most = config.parse(opened()), 3 * 16 + oversight.RESTARTS  # tries, rounds of the path
+
+    def allow(part, round, told=here):
+        at = Address(part, "run", 1, round, "judge", 0, [0, 0], "", [], "plan")
+        oversight.allow(tmp_path, "digest", 1, told, policy.Policy(), "exchange", RecordDict({"at": address(at)}))
+
+    for _ in range(most):
+        allow("path", 2)
+    with pytest.raises(Refusal, match=f"has answered 'path judge' {most} times in this run"):
+        allow("path", 0)
+    for part, round, last in (("path", 3, 3), ("train", 2, 2)):
+        with pytest.raises(Refusal, match=f"round {round + 1} was asked for, of {last}"):
+            allow(part, round)
+    with pytest.raises(Refusal, match="round 1 was asked for, of 0"):
+        allow("path", 0, config.parse(settings()))
 
 
 def test_masked_sums_and_noise_keep_the_numbers_that_are_fixed():

@@ -328,13 +328,14 @@ def allow(
 def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) -> tuple[str | None, str, int]:
     """The run that a message is of, if it says so; what it asks for; and how often it may in one run."""
     tries = not_none(config.federation).tries
-    path = POINTS if settle.by_folds(config) else 0
-    rounds = max(path, *(stage.run.rounds for stage in stages(config)))
+    rounds, walks = max(stage.run.rounds for stage in stages(config)), settle.by_folds(config)
     each = tries * rounds + RESTARTS
     if kind == "exchange":
         where = read_address(content)
-        last = {"train": rounds, "path": FIRST if path else 0}.get(where.part, 1)
+        last = {"train": rounds, "path": FIRST if walks else 0}.get(where.part, 1)
         refuse_unless(where.round < last, f"round {where.round + 1} was asked for, of {last}")
+        if where.part == "path":
+            each = tries * (FIRST + POINTS - 1) + RESTARTS
         return where.run, f"{where.part} {where.exchange[:40]}", each
     run = (fields_in(content, "question") or {}).get("run")
     if kind == "secure" and isinstance(run, str) and NAME.fullmatch(run):
