@@ -79,7 +79,8 @@ def federation(folder: Path, way: str, size: str, n: int, each: float, most: int
     settings = {
         "name": "run",
         "data": {"task": "classification"},
-        "model": SIZES[size],
+        "model": {"l2": 0.01, **SIZES[size]},
+        "objective": {"rho": 0.1},
         "algorithm": {"name": "scaffpd", "steps": 1, "local_lr": 0.01, "rule": {"sigma": 0.5, "theta": 0.5}},
         "run": {"rounds": 1000, "evaluate_every": 1000},  # it is ended before
         "federation": {"heavy": 1.0, "exchange": limit, "question": limit, "gather": limit, "hello": limit},

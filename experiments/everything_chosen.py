@@ -22,6 +22,7 @@ from equipoise.bench import federations
 from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment import config
 from equipoise.experiment.chosen import folds, penalty, price, settle
+from equipoise.experiment.chosen.walk import at_hand
 from equipoise.experiment.problems import build_problem, precision
 
 L2, RHO = (0.1, 0.01, 0.003, 0.001, 0.0001), (10.0, 1.0, 0.3, 0.1, 0.03, 0.01)
@@ -79,16 +80,17 @@ def line(name: str, seed: int) -> Line:
     asked_of = settle.robust(config.parse(federations.settings(name, seed, asked)))
     with precision(asked_of):
         problem = build_problem(asked_of)
-        walk = folds.Walk(problem, seed)
+        penalised = penalty.scaled(asked_of, problem)
+        walk = at_hand(problem, penalised, seed)
         l2 = penalty.chosen(price.with_rho(asked_of, price.WAY[0]), walk)
-        rho = price.chosen(asked_of, walk, penalty.extra(asked_of, problem, l2.value))
+        rho = price.chosen(asked_of, walk, penalty.more_of(l2.value))
         chosen_in = time.process_time() - started
-        along = folds.Walk(problem, seed)
+        along = at_hand(problem, penalised, seed)
         mine, seen = (l2.value, rho.value), {}
         for p in sorted({*L2, l2.value}, reverse=True):
             on_the_way = RHO if p in L2 else ()
             for r in sorted({*on_the_way, *(r for q, r in (mine, BEFORE) if q == p)}, reverse=True):
-                model = along.to(price.with_rho(asked_of, r), penalty.extra(asked_of, problem, p), rounds=ROUNDS).model
+                model = along.to(price.with_rho(asked_of, r), penalty.more_of(p), rounds=ROUNDS).model
                 seen[p, r] = skill(*folds.held_out_losses(problem, model))
     best = max((seen[p, r] for p in L2 for r in RHO), key=lambda pair: pair[0])
     columns = " | ".join(f"{pair[0]:.1f} / {pair[1]:.1f}" for pair in (seen[mine], seen[BEFORE], best))

@@ -191,7 +191,7 @@ def test_a_class_of_few_rows_is_not_trained_on(tmp_path):
     assert guessed.target.classes == ("a", "b", "rare")
     here = config.parse(settings(data={"label": "ward", "task": "classification", "drop": ["patient"]}))
     for rules, classes in ((policy.Policy(), [29, 29]), (policy.Policy(min_count=1), [29, 29, 2])):
-        (inputs, labels), _ = encoded(site, guessed, here, rules)
+        (inputs, labels), *_ = encoded(site, guessed, here, rules)
         assert np.bincount(labels).tolist() == classes
         assert len(inputs) == len(labels)
 

@@ -66,7 +66,9 @@ SILOS = {"data": {"silos": "hospitals"}}
         (SILOS | {"algorithm": {"name": "fedavg"}}, "auto", None),
         (SILOS | {"model": {"name": "mlp"}}, None, None),
         (SILOS | {"privacy": {"epsilon": 1.0}}, None, None),
-        (SILOS | {"federation": {"sites": 3}}, None, None),
+        (SILOS | {"federation": {"sites": 3}}, "auto", 0.01),
+        ({"federation": {"sites": 3}}, "auto", 0.01),
+        (SECURE, None, None),
         ({}, None, None),
     ],
 )

@@ -22,11 +22,13 @@ def write(folder, *, task="classification"):
 
 
 def settings(**sections):
-    """SCAFF-PD, few rounds, exact, of losses and with nothing own or tuned; what `sections` say goes over it."""
+    """SCAFF-PD, few rounds, exact, of losses, with nothing own, tuned or chosen; what `sections` say goes over it."""
+    objective = sections.get("objective", {})
+    has_rho = objective.get("name", "chi2") in ("chi2", "kl") and "price" not in objective
     base = {
         "name": "three",
-        "model": {"own": "none", "metric": "none"},
-        "objective": {"of": "losses"},
+        "model": {"l2": 0.01, "own": "none", "metric": "none"},
+        "objective": {"of": "losses"} | ({"rho": 0.1} if has_rho else {}),
         "personal": {} if "personal" in sections else {"kind": "none"},
         "algorithm": {"name": "scaffpd", "steps": 3, "local_lr": 0.2, "rule": {"sigma": 0.5, "theta": 0.5}},
         "run": {"rounds": 4, "precision": "float64", "evaluate_every": 2},

@@ -24,6 +24,7 @@ PLAN = Plan("a" * 64, "fedavg", 5, secure=True, tells_losses=False, label="y", b
         ({"least_cohort": 6}, {}, "runs over 6 sites or more, not 5"),
         ({"losses": False}, {"tells_losses": True}, "tells its own loss and scores to nobody"),
         ({"moments": False}, {"tells_moments": True}, "nobody the second moments of its inputs; set model.metric"),
+        ({"folds": False}, {"tells_folds": True}, "nobody what folds of its rows lose; give numbers, such as model.l2"),
         ({"label": "z"}, {}, "the label of this site is 'z'"),
         ({"min_rows": 33}, {}, "a local step would be on 32 rows, and this site tells nothing of fewer than 33"),
         ({}, {"batch": 1}, "set model.batch = 20 or more"),

@@ -139,6 +139,7 @@ def server(
     from equipoise.deploy.operations import keys as made
     from equipoise.deploy.operations.commands import Server
     from equipoise.deploy.server.status import follower
+    from equipoise.experiment.choice import left_open
 
     settings = _settings(file, None, None, set_)
     model = settings.get("model")
@@ -147,7 +148,7 @@ def server(
         f"{file}: model.torch names code that sites would have to run because a server says so; leave it out, and "
         "let each site name its own: equipoise flower site NAME --torch module:function",
     )
-    parsed = experiment.config.parse(settings, source=_source(file))
+    parsed = experiment.config.parse(left_open(settings), source=_source(file))
     agreement.check(parsed)
     trust = None if insecure else keys
     require(
@@ -238,6 +239,7 @@ def local(
     from equipoise.deploy.operations.processes import free_port
     from equipoise.deploy.server.status import follower
     from equipoise.deploy.site.run import read
+    from equipoise.experiment.choice import left_open
 
     settings = _settings(file, None, None, set_)
     for section in ("data", "federation", "model"):
@@ -253,7 +255,7 @@ def local(
     of_module = _named(torch or settings["model"].pop("torch", None))
     files = {path.stem: path for path in (silo_files(where, ()) if of_module else silo_files(where))[0]}
     settings["federation"].setdefault("sites", sorted(files))
-    parsed = experiment.config.parse(settings, source=_source(file))
+    parsed = experiment.config.parse(left_open(settings), source=_source(file))
     agreement.check(parsed)
     sites = not_none(parsed.federation).sites
     if not isinstance(sites, int):

@@ -20,6 +20,8 @@ from equipoise.data.silos.encoding import Encoding
 from equipoise.errors import not_none, require
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment import config as configuration
+from equipoise.experiment.chosen import settle
+from equipoise.experiment.chosen.point import point
 from equipoise.experiment.conditioning import Plan, conditioned, planned
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import (
@@ -30,7 +32,7 @@ from equipoise.experiment.convexify.stages import (
     network_config,
     problem_on_features,
 )
-from equipoise.experiment.methods import build_method
+from equipoise.experiment.methods import build_dual, build_method
 from equipoise.experiment.personal.models import own_models
 from equipoise.experiment.personal.own_parts import mean_part
 from equipoise.experiment.problems import Problem, Sent, problem_of, with_main_score, with_own_models
@@ -96,6 +98,7 @@ class Agreement(JsonRecord):
     slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
     metric: dict[str, str] | None = None  # of `metric.packed`, where the model is trained in one
     network: NetworkRecord | None = None  # with [convexify], once it is trained; None: it is what is trained
+    chosen: dict[str, float] | None = None  # what the settings leave open, by its key; None: not yet, or nothing
 
 
 def addition(earlier: str, agreed: Agreement) -> str:
@@ -127,8 +130,12 @@ def settings(toml: str) -> Config:
 
 
 def stage(config: Config, agreed: Agreement) -> Config:
-    """What is run under an agreement: with [convexify], first the network."""
-    return config if config.convexify is None or agreed.network is not None else network_config(config)
+    """What is run under an agreement: with [convexify], first the network; where folds choose, first their path."""
+    if config.convexify is not None:
+        return config if agreed.network is not None else network_config(config)
+    if not settle.by_folds(config):
+        return config
+    return settle.start(config) if agreed.chosen is None else settle.with_numbers(config, agreed.chosen)
 
 
 class RemoteShards(NamedTuple):
@@ -279,6 +286,19 @@ def _made(
     return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, "", sums, personal, own)
 
 
+def point_of_path(config: Config, agreed: Agreement) -> Algorithm:
+    """Of `settle.start`, for a site, which messages tell which point it is; sites of one process share it."""
+    return _point(config.toml(), agreed.model_copy(update={"run": ""}).model_dump_json())
+
+
+@lru_cache(maxsize=4)
+def _point(toml: str, alike: str) -> Algorithm:
+    config, agreed = settings(toml), Agreement.model_validate_json(alike)
+    problem = setup(config, agreed).problem
+    metric = not_none(problem.conditioning, "the sites have not agreed on a metric yet").metric
+    return point(problem.plain_task, build_dual(config, problem), metric, 0.0)
+
+
 def metric_plan(config: Config, agreed: Agreement) -> Plan | None:
     """Which metric the run is to be trained in; None: in none, or its rows are not known yet."""
     if config.model.metric == "none" or (has_features(config) and not (agreed.network and agreed.network.mean)):
@@ -296,7 +316,7 @@ def with_agreed_metric(config: Config, agreed: Agreement, problem: Problem) -> P
 
 
 def digest_of(config: Config, agreed: Agreement) -> str:
-    return hashlib.sha256((config.toml() + agreed.model_dump_json()).encode()).hexdigest()[:16]
+    return hashlib.sha256((stage(config, agreed).toml() + agreed.model_dump_json()).encode()).hexdigest()[:16]
 
 
 def shape_of(encoding: Encoding) -> Shards:
@@ -334,6 +354,7 @@ def disclosures(
         units=config.data.unit is not None,
         baselines=needs_baselines(config),
         own_parts=own_parts,
+        folds=settle.by_folds(config),
     )
 
 
@@ -345,6 +366,8 @@ def looks_at_gains(config: Config) -> bool:
 
 def needs_baselines(config: Config) -> bool:
     """Whether sites tell the loss of their own models: not where each weighs itself and all else is sums."""
+    if settle.by_folds(config) and (config.objective_price is not None or looks_at_gains(settle.start(config))):
+        return True  # along the path
     hidden = algorithms.named(config.algorithm.name).weighs_itself and not_none(config.federation).secure
     return looks_at_gains(config) and not hidden
 
@@ -356,7 +379,7 @@ def has_features(config: Config) -> bool:
 
 def tells_moments(config: Config) -> bool:
     """Whether sites tell second moments of their inputs, where the model turns out to suit a metric."""
-    wanted = config.model.metric
+    wanted = "auto" if settle.by_folds(config) else config.model.metric
     linear = config.model.name == "linear" if config.convexify is None else has_features(config)
     return linear and wanted != "none" and config.privacy is None
 

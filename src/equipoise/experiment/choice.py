@@ -14,6 +14,7 @@ BATCH = 32  # examples of a local step of a network, where nothing is said of al
 NETWORKS = ("mlp", "cnn", "resnet", "gru")
 PRICED = ("chi2", "kl")  # whose rho can be found by what fairness may cost
 PRICE = 0.01  # of average skill
+OTHERS = ("convexify", "privacy")  # sections of runs of which nothing is left open
 ROUNDS = 100  # at most, where a run ends by itself
 BLIND_ROUNDS = 50  # of the network of [convexify], where no validation rows end it
 CERTIFIED = 1e-3  # of the objective
@@ -134,14 +135,18 @@ def network_rounds(config: "Config") -> dict[str, Any]:
 def left_open(settings: Mapping[str, object]) -> dict[str, Any]:
     """The settings, with "auto" where nothing is said: of owners that exist the penalty and the price of fairness, of a
     network whether it is made convex.
+
+    Not of owners whose sums are masked, or whose rows are covered by noise: those keep the numbers that are fixed.
     """
     data, model, objective = (_table(settings, section) for section in ("data", "model", "objective"))
-    owners = data.get("silos") is not None or _table(settings, "partition").get("kind") == "natural"
-    others = any(settings.get(section) is not None for section in ("convexify", "privacy", "federation"))
+    apart, others = settings.get("federation") is not None, any(settings.get(s) is not None for s in OTHERS)
+    owners = apart or data.get("silos") is not None or _table(settings, "partition").get("kind") == "natural"
     opened, name = dict(settings), model.get("name", "linear")
-    if not others and name in NETWORKS:
+    if not others and not apart and name in NETWORKS:
         opened["model"] = {"convexified": "auto", **model}
-    if not owners or others or name != "linear" or data.get("name") in ("quadratics", "synthetic"):
+    made_up = not apart and data.get("name") in ("quadratics", "synthetic")
+    masked = _table(settings, "federation").get("secure") is True
+    if not owners or others or masked or name != "linear" or made_up:
         return opened
     if isinstance(settings.get("model", {}), Mapping):
         opened["model"] = {"l2": "auto", **model}

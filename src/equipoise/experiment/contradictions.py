@@ -95,9 +95,9 @@ def _of_model(config: "Config") -> Iterator[str]:
 
 
 def _of_folds(config: "Config", given: str) -> Iterator[str]:
-    if config.federation is not None:
-        asked = f"{given}, which is found by folds where all rows are at hand"
-        yield f"{asked}; over Flower give numbers, model.l2 and objective.rho, such as those that `equipoise run` finds"
+    if config.federation is not None and config.federation.secure:
+        hidden = f"{given}, which is found by losses and gradients of single sites, and federation.secure hides them"
+        yield f"{hidden}; give numbers, such as model.l2 = 0.01 and objective.rho = 0.1"
     if config.model.name != "linear" or config.convexify is not None:
         yield f"{given}, which is found by folds for linear models only; give numbers, such as model.l2 = 0.0001"
     if config.privacy is not None:

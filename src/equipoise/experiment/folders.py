@@ -21,9 +21,10 @@ LOCK = "writing.lock"
 PAGE, TABLE, SERVER, BOARD = "report.html", "table.md", "server.txt", "tensorboard"
 RECEIPTS = "receipts.json"  # over Flower: where the log of each site stood, signed by the site
 BASELINES = "baselines.json"  # over Flower: of every site, the loss of its own model
+PATH = "path.json"  # over Flower: the points that were heard of while settings were chosen
 # The result first: without it, what a process that was killed has left counts as a run to start over.
 MADE: dict[Kind, tuple[str, ...]] = {
-    "run": (*records.FILES, SERVER, RECEIPTS, BASELINES, PAGE, records.CONFIG),
+    "run": (*records.FILES, SERVER, RECEIPTS, BASELINES, PATH, PAGE, records.CONFIG),
     "plan": (PAGE, TABLE),
 }
 EVENTS = "events.out.tfevents.*"  # below BOARD

@@ -48,6 +48,15 @@ def sums_of_moments(*, masked: bool) -> str:
     )
 
 
+def along_folds() -> str:
+    """Of a run whose penalty or objective is chosen by folds."""
+    return (
+        "before the first round, for every penalty and objective that is tried: the server sees each site's loss, "
+        "gradient, smoothness, weight and update, the curvature of its loss, and what the rows of its five folds lose "
+        "by models without them and by the base rate, each as one mean over all of the site's training rows"
+    )
+
+
 def of_own_parts(*, masked: bool, seen: bool) -> str:
     """Of a run whose sites keep a part of the model. `seen`: the server sees gradients, or updates, of single sites.
 
@@ -73,6 +82,7 @@ def disclosed(
     units: bool,  # as how many their rows of each data.unit count
     baselines: bool,  # the loss of a model of their own
     own_parts: bool,  # sites keep a part of the model for themselves
+    folds: bool = False,  # penalties, or objectives, are tried on folds of their rows
 ) -> Iterator[str]:
     """What the server learns of the sites, a sentence each."""
     yield (
@@ -89,6 +99,8 @@ def disclosed(
         yield sums_of_features(masked=masked)
     if moments:
         yield sums_of_moments(masked=masked)
+    if folds:
+        yield along_folds()
     for exchange in crossing:
         each, total = fields(exchange.reply.each), fields(exchange.reply.total)
         if each:

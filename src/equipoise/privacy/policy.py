@@ -59,6 +59,7 @@ class Policy(BaseModel):
     least_cohort: int = Field(1, ge=1)  # sites that a run, and a masked sum, must be over
     baseline: bool = True  # whether it tells how well a model of its own rows alone would do
     moments: bool = True  # whether it tells second moments of its inputs, masked or not
+    folds: bool = True  # whether it tells what folds of its rows lose by models without them
     threshold: int | None = Field(None, ge=2)  # sites that have to help to read another's part; None: all but one
     most_weight: float = Field(0.95, gt=0, le=1)  # that any site may count for in a masked sum
     same_sites: bool = False  # all masked sums of a run are over the same sites; one that is lost stops it
@@ -95,6 +96,7 @@ class Plan(NamedTuple):
     delta: float | None
     tells_baseline: bool = False  # the loss of a model of its own rows alone
     tells_moments: bool = False  # second moments of its inputs, for a metric
+    tells_folds: bool = False  # what folds of its rows lose, along a path of penalties
     rounds: int = 1
 
 
@@ -202,6 +204,11 @@ def check(policy: Policy, plan: Plan, also_approved: set[str], stopped: Collecti
     refuse_unless(
         policy.moments or not plan.tells_moments,
         "this site tells nobody the second moments of its inputs; set model.metric = 'none'",
+    )
+    refuse_unless(
+        policy.folds or not plan.tells_folds,
+        "this site tells nobody what folds of its rows lose; give numbers, such as model.l2 = 0.01 and objective.rho = "
+        "0.1",
     )
     refuse_unless(
         policy.label is None or plan.label == policy.label,

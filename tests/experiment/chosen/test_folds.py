@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from jax.tree_util import Partial
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
 from equipoise.errors import InputError
 from equipoise.experiment import config, plan, records, run
 from equipoise.experiment.chosen import folds, penalty, price, settle
+from equipoise.experiment.chosen.walk import Point, at_hand
 from equipoise.experiment.methods import build_dual
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.report import html
@@ -48,21 +50,20 @@ def walk(silos):
     told = settle.robust(parsed(silos, model={"l2": penalty.MIDDLE}))
     with precision(told):
         problem = build_problem(told)
-        made = folds.Walk(problem, 0)
-        yield price.with_rho(told, 1.0), made
+        yield price.with_rho(told, 1.0), at_hand(problem, penalty.scaled(told, problem), 0)
 
 
 def test_every_row_is_left_out_once_and_units_stay_together(silos):
     told = parsed(silos, model={"l2": 0.01}, data={"unit": "person", "drop": []})
     with precision(told):
         problem = build_problem(told)
-        made = np.asarray(folds.Walk(problem, 0).folds)
     for i in range(problem.n):
         size = int(problem.train.sizes[i])
-        assert set(made[i, :size]) == set(range(folds.FOLDS))
-        assert (made[i, size:] == folds.FOLDS).all()  # no row
+        made = folds.folds_of(i, size, problem.units[i], size + 2)
+        assert set(made[:size]) == set(range(folds.FOLDS))
+        assert (made[size:] == folds.FOLDS).all()  # no row
         for person in np.unique(problem.units[i]):
-            assert len(set(made[i, :size][problem.units[i] == person])) == 1
+            assert len(set(made[:size][problem.units[i] == person])) == 1
 
 
 def test_a_point_of_the_path_is_the_model_of_its_penalty_and_is_judged_without_the_rows_left_out(silos, walk):
@@ -70,12 +71,13 @@ def test_a_point_of_the_path_is_the_model_of_its_penalty_and_is_judged_without_t
     told, made = walk
     with precision(told):
         for _ in range(6):  # a few rounds each, from where the last have ended
-            point = made.to(told, penalty.extra(told, made.problem, 0.1))
-    train, numbers, dual = made.problem.train, np.asarray(made.folds), build_dual(told, made.problem)
+            point = made.to(told, penalty.more_of(0.1))
+    train, dual = made.problem.train, build_dual(told, made.problem)
+    numbers = np.stack([folds.folds_of(i, int(size), None, len(train.labels[i])) for i, size in enumerate(train.sizes)])
     inputs, labels = (np.asarray(a, np.float64) for a in (train.inputs, train.labels))
     linear, x = made.problem.plain_task.linear, np.asarray(point.model, np.float64)
     k, d = linear.outputs, linear.features
-    l2 = penalty.extra(told, made.problem, 0.1) + np.asarray(made.problem.l2)
+    l2 = np.asarray(made.problem.l2) + penalty.more_of(0.1) * np.asarray(penalty.scaled(told, made.problem))
 
     def losses(x, i, rows):
         z = inputs[i][rows] @ x[: k * d].reshape(k, d).T + x[k * d :]
@@ -127,6 +129,33 @@ def test_the_largest_within_a_standard_error_of_the_best():
     assert behind > error
 
 
+def test_who_is_not_heard_at_every_point_is_not_counted():
+    sums, other = penalty.Sums(), penalty.Sums()
+    losses = np.array([[0.5, 0.6, 0.9], [0.4, 0.5, np.nan], [0.3, np.nan, np.nan]])
+    for some in losses[:2]:
+        sums.add(some)
+        other.add(some[:2])
+    assert [sums.mean(k) for k in range(2)] == [other.mean(k) for k in range(2)]
+    assert sums.behind(0) == other.behind(0)
+    with pytest.raises(InputError, match="no owner told what its rows lose at every point"):
+        sums.add(np.full(3, np.nan))
+
+
+def test_replies_that_are_lost_leave_the_others(silos, walk):
+    """An owner that never answers is not in the losses, and who is heard is judged by the model of those."""
+    told, whole = walk
+    with precision(told):
+        alone = at_hand(whole.problem, penalty.scaled(told, whole.problem), 0, Partial(_first_is_lost))
+        point = alone.to(told, 0.0)
+    assert np.isnan(point.losses).tolist() == [True, False, False, False]
+    assert np.isfinite(np.asarray(point.model)).all()
+    assert np.abs(np.asarray(point.model)).max() > 0.01
+
+
+def _first_is_lost(round, exchange, ids):
+    return ids == 0
+
+
 class Along(NamedTuple):
     """A path whose losses are known."""
 
@@ -138,7 +167,7 @@ class Along(NamedTuple):
     up: int = 0
 
     def to(self, told, extra):
-        return folds.Point(self.losses[told.objective.rho], None)
+        return Point(self.losses[told.objective.rho], self.base, None)
 
 
 @pytest.mark.parametrize(("noise", "wanted"), [(0.0, 0.03), (0.2, 0.3)])

@@ -28,24 +28,28 @@ from equipoise.data.silos.agreement import agree
 from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, NetworkRecord, Setup, as_text
-from equipoise.deploy.server.rounds import Demands, ask_once, prepare
+from equipoise.deploy.server.rounds import Demands, Prepared, ask_once, prepare
 from equipoise.deploy.server.sites import ConnectedSites, Timeouts, gather
 from equipoise.deploy.server.status import StatusWriter
 from equipoise.deploy.site.run import SiteStatistics
 from equipoise.deploy.wire.secure import SecureSums
 from equipoise.errors import EquipoiseError, InputError, not_none, require
-from equipoise.experiment import checkpoint, records
+from equipoise.experiment import checkpoint, folders, records
+from equipoise.experiment.chosen import settle
+from equipoise.experiment.chosen.penalty import scaled
+from equipoise.experiment.chosen.walk import Point, Walk, judged
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import Trained
 from equipoise.experiment.folders import BASELINES
 from equipoise.experiment.methods import crossing
 from equipoise.files import read_text, write_whole
 from equipoise.metric import packed
-from equipoise.privacy.disclosure import sums_of_features, sums_of_moments
+from equipoise.privacy.disclosure import along_folds, sums_of_features, sums_of_moments
 from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Data, Vector
 from equipoise.pytorch.spec import agreed_module
 
+NUMBERS = ("losses", "base")  # of a point of the path, in its file
 APPROVAL = (2.0, 30.0)  # seconds between two looks whether a run has been approved, at first and later on
 
 
@@ -180,6 +184,49 @@ def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run
         write_whole(path, json.dumps(losses, indent=1) + "\n")
     by_site = json.loads(read_text(path))
     return np.array([float(by_site[site]) for site in federation.sites])
+
+
+def choose_along_path(config: Config, folder: Path, federation: ConnectedSites, agreed: Agreement) -> Agreement:
+    """The agreement with what folds at the sites choose, along one path of points; the metric is that of the choice.
+
+    Every point is written when it has been heard: a server that is started again goes on with the next.
+    """
+    begun = settle.start(config)
+    write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
+    baselines = told_baselines(config, folder, federation, agreed.run)
+    setup = agreement.setup(begun, agreed, baselines=baselines)
+    print(f"what the server learns: {along_folds()}", flush=True)
+    federation.observe({"kind": "state", "state": "choosing by folds at every site"})
+    federation.ask("prepare", f"{agreed.run} path", everyone=False, warm=True)
+    problem, path = setup.problem, folder / folders.PATH
+    metric = not_none(problem.conditioning, "the path has no metric").metric
+    earlier = iter(json.loads(read_text(path)) if path.is_file() else [])
+    heard: list[dict[str, Any]] = []
+    prepared: list[Prepared] = []  # for the first point, whose programs serve all of them
+
+    def ask(made: Algorithm, x: Vector, rounds: int) -> Point:
+        record = next(earlier, None)
+        if record is None:
+            if not prepared:
+                prepared.append(prepare(made, x, walk.row, setup.digest))
+            settings = not_none(config.federation)
+            options: dict[str, Any] = {"demands": Demands(max(settings.least, 1), settings.tries, 1.0, bound=None)}
+            options |= {"part": "path", "run": agreed.run, "rounds": rounds}
+            end = judged(ask_once(prepared[0], made.init(x), federation, config.run.seed, **options), made)
+            record = {name: [None if np.isnan(a) else float(a) for a in getattr(end, name)] for name in NUMBERS}
+            record |= {"model": agreement.as_text(end.model, begun)}
+        heard.append(record)
+        write_whole(path, json.dumps(heard) + "\n")
+        losses, base = (np.array(record[name], np.float64) for name in NUMBERS)
+        return Point(losses, base, jnp.asarray(agreement.as_vector(record["model"], begun, x.size)))
+
+    walk = Walk(problem, metric, scaled(begun, problem), ask)
+    choices = settle.along(config, walk)
+    records.write_record(folder / records.CHOSEN, records.Choices(settings=choices))
+    print("\n".join(choice.sentence for choice in choices), flush=True)
+    chosen = settle.numbers_of(choices)
+    agreed = agreed.model_copy(update={"chosen": chosen, "metric": None, "curvature": None, "slope": None})
+    return send_agreement(agreement.stage(config, agreed), federation, agreed)
 
 
 def _number(site: str, text: str) -> float:

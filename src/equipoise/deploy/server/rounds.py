@@ -242,6 +242,7 @@ def ask_once(
     demands: Demands,
     secure: SecureSums | None = None,
     note_under: int = 0,
+    rounds: int = 1,
 ) -> Server:
     """The server's state after one round of something beside training, such as an evaluation.
 
@@ -249,15 +250,17 @@ def ask_once(
         prepared: from `prepare`.
         server: the state to start from.
         note_under: the round of training under which its events are noted; the training's outcome reports them.
+        rounds: or after so many.
 
     The others are as for `serve`. Raises GivenUp where too few sites answer.
     """
     masking, bounded = None if secure is None else Masking(federation, run, secure), Bounded(demands.bound)
     setup = ServedRun(federation, prepared, as_key(key), part, run, demands, {}, masking, bounded, note_under)
-    state = begin(prepared.algorithm, None, server)
-    after, _ = counted_round(setup, 0, 0, state, state.counted, lambda _: None)
-    name_the_heavy(federation, prepared.algorithm.weights(after.server), demands.heavy)
-    return after.server
+    state, attempt = begin(prepared.algorithm, None, server), 0
+    for r in range(rounds):
+        state, attempt = counted_round(setup, r, attempt, state, state.counted, lambda _: None)
+    name_the_heavy(federation, prepared.algorithm.weights(state.server), demands.heavy)
+    return state.server
 
 
 def server_app(main: Callable[[Grid, Context], Any]) -> ServerApp:

@@ -32,6 +32,7 @@ from equipoise.deploy.server.events import (
 )
 from equipoise.deploy.server.reach_agreement import (
     agree_on_features,
+    choose_along_path,
     disclosures,
     gather_sites,
     reach_agreement,
@@ -48,19 +49,21 @@ from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, folders, origin, reading, records
 from equipoise.experiment import config as configuration
+from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import given_network, network_config, trained_network
 from equipoise.experiment.folders import RECEIPTS
 from equipoise.experiment.methods import build_dual
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.personal import models as personal
-from equipoise.experiment.problems import precision
+from equipoise.experiment.problems import Sent, precision
 from equipoise.experiment.results import environment_record, federation_record, git_commit, in_units, write_result
 from equipoise.experiment.scoring import Summed, read_sums
 from equipoise.experiment.writer import Evaluation, RunWriter, Watch
 from equipoise.files import read_text, remove, write_whole
 from equipoise.models.model import Params
 from equipoise.privacy.audit import Receipt
+from equipoise.privacy.disclosure import along_folds
 from equipoise.protocol import Vector
 
 
@@ -107,12 +110,14 @@ def run_federation(
             if earlier is not None:
                 agreed = resend_agreement(folder, federation, earlier)
             elif config.convexify is None:
-                agreed = reach_agreement(config, federation)
+                agreed = reach_agreement(settle.start(config) if settle.by_folds(config) else config, federation)
             else:
                 status.observe({"kind": "stage", "name": "network", "rounds": network_config(config).run.rounds})
                 agreed = agree_on_network(config, folder, federation, watch)
                 status.observe({"kind": "stage", "name": config.name, "rounds": config.run.rounds, "round": 0})
-            train_as_agreed(config, folder, agreed, federation, watch)
+            if settle.by_folds(config) and agreed.chosen is None:
+                agreed = choose_along_path(config, folder, federation, agreed)
+            train_as_agreed(agreement.stage(config, agreed), folder, agreed, federation, watch)
         state = "finished"
     finally:
         status.close(state)
@@ -154,7 +159,9 @@ def train_as_agreed(
     setup = with_start(config, folder, setup, federation, agreed)
     revealed = disclosures(config, setup)
     print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
-    about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed), baselines)
+    chosen = settle.read(folder) or ()
+    notes = (*(choice.sentence for choice in chosen), *([along_folds()] if chosen else []), *setup.notes, *revealed)
+    about = federation_record(setup.problem, setup.algorithm, notes, baselines)
     records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}, git_commit()))
     records.write_record(folder / records.FEDERATION, about)
     writer = FederatedRun(config, folder, setup, federation, watch)
@@ -209,6 +216,9 @@ class FederatedRun:
         # The rows are at the sites, which know them by the digest of the agreement.
         source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
         self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, source, watch, self.evaluated)
+        for choice in settle.read(folder) or ():
+            before = self.writer.sent
+            self.writer.sent = Sent(before.down + choice.bytes_down, before.up + choice.bytes_up)
         self.dual = build_dual(config, setup.problem)
         self.secure = secure_sums(config)
         s = not_none(config.federation)

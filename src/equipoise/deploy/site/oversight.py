@@ -30,6 +30,8 @@ from equipoise.deploy.wire.messages import fields as fields_in
 from equipoise.errors import Refusal, StopRun, not_none, refuse_unless, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import reading
+from equipoise.experiment.chosen import settle
+from equipoise.experiment.chosen.walk import FIRST, POINTS
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import may_project
 from equipoise.experiment.private import costs, promise
@@ -72,6 +74,7 @@ def plan_of(config: Config) -> Plan:
         tells_losses=tells,
         tells_baseline=agreement.needs_baselines(config),
         tells_moments=agreement.tells_moments(config),
+        tells_folds=settle.by_folds(config),
         label=config.data.label,
         batch=config.batch,
         epsilon=private.epsilon if private else None,
@@ -94,7 +97,7 @@ def crossing(config: Config) -> list[Wire]:
     federation = not_none(config.federation)
     n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
     record, task = algorithms.named(config.algorithm.name), small_task()
-    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of", "price"})
     dual = objectives.named(settings.pop("name"))(n, **settings)
     with precision(config):
         algorithm = record.build_example(task, dual)
@@ -323,12 +326,14 @@ def allow(
 def _allowance(config: Config, kind: str, content: RecordDict) -> tuple[str | None, str, int]:
     """The run that a message is of, if it says so; what it asks for; and how often it may in one run."""
     tries = not_none(config.federation).tries
-    rounds = max(stage.run.rounds for stage in stages(config))
+    rounds, walks = max(stage.run.rounds for stage in stages(config)), settle.by_folds(config)
     each = tries * rounds + RESTARTS
     if kind == "exchange":
         where = read_address(content)
-        last = rounds if where.part == "train" else 1
+        last = {"train": rounds, "path": FIRST if walks else 0}.get(where.part, 1)
         refuse_unless(where.round < last, f"round {where.round + 1} was asked for, of {last}")
+        if where.part == "path":
+            each = tries * (FIRST + POINTS - 1) + RESTARTS
         return where.run, f"{where.part} {where.exchange[:40]}", each
     run = (fields_in(content, "question") or {}).get("run")
     if kind == "secure" and isinstance(run, str) and NAME.fullmatch(run):

@@ -30,6 +30,7 @@ from equipoise.data.silos.cells import open_table
 from equipoise.data.silos.site import Pair
 from equipoise.deploy.site.messages import Job
 from equipoise.errors import not_none, refuse_unless
+from equipoise.experiment.chosen.folds import Row
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import network_config
 from equipoise.experiment.problems import Problem
@@ -146,7 +147,15 @@ def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> 
     return answers[question]
 
 
-def encoded(site: Site, encoding: Encoding, config: Config, rules: Policy) -> tuple[Pair, Pair | None]:
+class Encoded(NamedTuple):
+    """A site's rows."""
+
+    train: Pair
+    test: Pair | None
+    unit: np.ndarray | None  # of every training row, with `data.unit`
+
+
+def encoded(site: Site, encoding: Encoding, config: Config, rules: Policy) -> Encoded:
     """The site's rows as all have agreed, if that is what the run was approved for, and without values of few rows.
 
     Rows of a class that too few of the training rows have are left out of training: a gradient has a part for every
@@ -160,13 +169,15 @@ def encoded(site: Site, encoding: Encoding, config: Config, rules: Policy) -> tu
         f"the encoding that '{site.name}' was sent reads its table in another way than the run's configuration says",
     )
     (inputs, labels), test = site.encode(encoding, options.min_count, rules.min_rows)
+    unit = None if site.unit is None else site.unit[~site.held_out]
     if encoding.task == "classification":
         common = (np.bincount(labels) >= options.min_count)[labels]
         if not common.all():
             few = np.sum(~common)
             log.warning("%s: %d rows of classes of fewer than %d are not trained on", site.name, few, options.min_count)
         inputs, labels = inputs[common], labels[common]
-    return (inputs, labels), test
+        unit = None if unit is None else unit[common]
+    return Encoded((inputs, labels), test, unit)
 
 
 def withheld(statistics: Statistics, least: int, also: Collection[str] = ()) -> Statistics:
@@ -289,15 +300,16 @@ def overseen_jobs(
         both = part in HELD_OUT_TOO
         train = job.shard.train if both else job.shard
         train = train.data if isinstance(train, WithBaseline) else train
-        metric = train.metric if isinstance(train, ShardInMetric) else None  # then models come in its coordinates
-        train = train.shard if isinstance(train, ShardInMetric) else train
+        located = isinstance(train, ShardInMetric | Row)
+        metric = train.metric if located else None  # then models come in its coordinates
+        train = train.shard if located else train
         scored = int(job.shard.test.sizes) if both else None
 
         def check(round: int, message: Message) -> None:
             now = rules()
             check_rows(now, config, name, train=int(train.sizes), scored=scored)
             x = model_in(message, job)
-            if x is None or part not in ("train", "evaluate"):
+            if x is None or part not in ("train", "evaluate", "path"):
                 return
             if metric is not None and problem is not None:
                 x = np.asarray(to_model(linear_of(problem().task), metric, jnp.asarray(x)))

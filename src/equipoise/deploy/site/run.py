@@ -50,6 +50,9 @@ from equipoise.deploy.wire.messages import NAME, NOT_TOLD, of_run, refuse_unless
 from equipoise.deploy.wire.secure import SecureSite
 from equipoise.errors import InputError, needs, not_none, require
 from equipoise.experiment import records
+from equipoise.experiment.chosen import settle
+from equipoise.experiment.chosen.folds import row_of
+from equipoise.experiment.chosen.penalty import scaled as penalty_of
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import feature_maker, scaled
 from equipoise.experiment.personal.baselines import own_loss
@@ -118,13 +121,20 @@ def open_site(context: Context) -> Participant:
         site, table = read_now()
         return owner.with_kept_split(site, config, folder, rules(), table)
 
-    def rows(agreed: Agreement) -> OwnerRows:
+    def encoded(agreed: Agreement) -> owner.Encoded:
         now = rules()
         site = current_rows()
         owner.check_shares(now, config, name, rows_of_all(agreed), owner.counts_of(site).train)
-        train, test = owner.encoded(site, Encoding.from_json(agreed.encoding), config, now)
-        owner.check_rows(now, config, name, train=len(train[1]))
+        mine = owner.encoded(site, Encoding.from_json(agreed.encoding), config, now)
+        owner.check_rows(now, config, name, train=len(mine.train[1]))
+        return mine
+
+    def rows(agreed: Agreement) -> OwnerRows:
+        train, test, _ = encoded(agreed)
         return OwnerRows(_shard(*train), _shard(*(test or train)))
+
+    def unit(agreed: Agreement) -> np.ndarray | None:
+        return encoded(agreed).unit
 
     def features(agreed: Agreement) -> OwnerRows:
         mine, problem = rows(agreed), agreement.network_problem(config, agreed)
@@ -150,7 +160,7 @@ def open_site(context: Context) -> Participant:
     def trained() -> Problem:
         return setup(read_agreement(folder, name)).problem
 
-    site = RowsSite(config, name, folder, rows, features, setup)
+    site = RowsSite(config, name, folder, rows, features, setup, unit)
     guard = overseen(config, folder, file, lambda: owner.counts_of(read_now()[0]), signer)
     overseen_parts = owner.overseen_jobs(site.jobs, config, name, rules, trained)
     answers = {"statistics": statistics, **site.answers}
@@ -248,6 +258,7 @@ class RowsSite(NamedTuple):
     rows: Callable[[Agreement], OwnerRows]  # the site's own
     features: Callable[[Agreement], OwnerRows]  # what it makes of them, not scaled
     setup: Callable[[Agreement], Setup]  # of the agreed stage
+    unit: Callable[[Agreement], np.ndarray | None] = lambda agreed: None  # whose each of its training rows is
 
     @property
     def jobs(self) -> dict[str, Callable[[], Job]]:
@@ -256,6 +267,7 @@ class RowsSite(NamedTuple):
         jobs |= {} if config.model.own == "none" else {"own": self.own}
         jobs |= {} if config.own_models is None else {"personal": self.personal}
         jobs |= {} if config.convexify is None else {"moments": self.sums}
+        jobs |= {"path": self.path} if settle.by_folds(config) else {}
         return jobs | ({"metric": self.moments_of_inputs} if agreement.tells_moments(config) else {})
 
     @property
@@ -344,6 +356,17 @@ class RowsSite(NamedTuple):
         linear, rank = not_none(plan, "this run is trained in no metric")
         algorithm = second_moments(linear, everyone(len(agreed.sites)), rank=rank)
         return self.exact(agreed, algorithm, self.trained_on(agreed).train, self.config.run.precision)
+
+    def path(self) -> Job:
+        """A point of the path by which folds choose; each message says which."""
+        agreed = self.agreed()
+        require(agreed.chosen is None, "the path has ended, and what it has chosen is agreed")
+        now, config = self.setup(agreed), agreement.stage(self.config, agreed)
+        problem, shard = now.problem, self.trained_on(agreed).train
+        metric = not_none(problem.conditioning, "the sites have not agreed on a metric yet").metric
+        i, penalty = agreed.sites.index(self.name), penalty_of(config, problem)
+        row = row_of(problem, shard, i, self.unit(agreed), metric, penalty)
+        return Job(agreement.point_of_path(config, agreed), problem.x, row, config=now.digest)
 
     def exact(self, agreed: Agreement, algorithm: Algorithm, shard: Data, kind: DTypeLike, **options: Any) -> Job:
         """A job before the first round, in double precision whatever that of the run is."""

@@ -1,18 +1,18 @@
 """model.l2 = "auto": the largest penalty within one standard error of the best, and a quarter point, by folds.
 
-What the server learns is a sum over the owners: of their losses at every l2, and of the products of these, from which
-the standard error of a difference follows. No single owner's is needed.
+What it takes are sums over the owners: of their losses at every l2, and of the products of these, from which the
+standard error of a difference follows. No single owner's is needed.
 """
 
-from typing import Any
-
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from equipoise.experiment.chosen.folds import Walk
+from equipoise.experiment.chosen.walk import Walk, of_the_heard
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice
+from equipoise.protocol import Vector
 
 GRID = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 MIDDLE = 0.003  # the problem is built with it
@@ -20,14 +20,18 @@ MOST = 0.0025  # of the base rate's loss, that the larger penalty may cost: with
 WORSE = 2.0  # standard errors behind the best: what is smaller still is not tried
 
 
-def extra(config: Config, problem: Problem, l2: float) -> Any:
-    """[d]: what the penalty of `l2` has beyond that of the problem, which has MIDDLE."""
-    own = np.broadcast_to(np.asarray(problem.l2, np.float64), problem.x.shape)
-    wanted = own * (l2 / MIDDLE)
+def scaled(config: Config, problem: Problem) -> Vector:
+    """[d]: of the problem's penalty, which is of MIDDLE, what another l2 scales: not an intercept with its own."""
+    own = np.broadcast_to(np.asarray(problem.l2), problem.x.shape).astype(problem.x.dtype)
     linear = problem.plain_task.linear
     if config.model.l2_intercept is not None and linear is not None and linear.intercept:
-        wanted = np.append(wanted[: -linear.outputs], np.full(linear.outputs, config.model.l2_intercept))
-    return wanted - own
+        own = np.append(own[: -linear.outputs], np.zeros(linear.outputs, own.dtype))
+    return jnp.asarray(own)
+
+
+def more_of(l2: float) -> float:
+    """How many times that is added to it."""
+    return l2 / MIDDLE - 1
 
 
 def chosen(config: Config, walk: Walk) -> Choice:
@@ -35,13 +39,13 @@ def chosen(config: Config, walk: Walk) -> Choice:
     tried: list[float] = []
     sums = Sums()
     for l2 in GRID:
-        sums.add(walk.to(config, extra(config, walk.problem, l2)).losses)
+        sums.add(walk.to(config, more_of(l2)).losses)
         tried.append(l2)
         behind, error = sums.behind(len(tried) - 1)
         if behind > WORSE * error > 0:
             break
     best = sums.best
-    most = MOST * float(np.mean(walk.base))
+    most = MOST * float(np.nanmean(walk.base))
     within = [k for k in range(len(tried)) if sums.behind(k)[0] <= min(sums.behind(k)[1], most)]
     k = min(within)  # the largest: the grid falls
     others = sorted((j for j in range(len(tried)) if j != k), key=lambda j: sums.mean(j))
@@ -63,7 +67,7 @@ def chosen(config: Config, walk: Walk) -> Choice:
         tried=rows,
         rounds=walk.rounds,
         bytes_down=walk.down,
-        bytes_up=walk.up + 8 * walk.problem.n * len(tried) * (len(tried) + 1) // 2,
+        bytes_up=walk.up,
     )
 
 
@@ -71,10 +75,12 @@ class Sums:
     """Of the owners' losses at every candidate, and of their products."""
 
     def __init__(self) -> None:
-        self.rows: list[Float[np.ndarray, " n"]] = []
+        self.answers: list[Float[np.ndarray, " n"]] = []
+        self.rows: list[Float[np.ndarray, " n"]] = []  # of the owners that were heard at all of them
 
     def add(self, losses: Float[np.ndarray, " n"]) -> None:
-        self.rows.append(losses)
+        self.answers.append(losses)
+        self.rows = of_the_heard(self.answers)
 
     def mean(self, k: int) -> float:
         return float(np.mean(self.rows[k]))

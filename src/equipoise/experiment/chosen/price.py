@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from equipoise.evaluation.rules import worst_mean
-from equipoise.experiment.chosen.folds import Walk
+from equipoise.experiment.chosen.walk import Walk, of_the_heard
 from equipoise.experiment.config import Config
 from equipoise.experiment.records import Choice
 
@@ -23,16 +23,15 @@ DRAWS = 400  # of the owners
 BOUNDS = (5, 95)  # per cent of them
 
 
-def chosen(config: Config, walk: Walk, extra: object) -> Choice:
+def chosen(config: Config, walk: Walk, more: float) -> Choice:
     price, problem = config.objective.price, walk.problem
     before = walk.rounds, walk.down, walk.up
-    skills: list[np.ndarray] = []
-    gains: list[np.ndarray] = []
-    unit = float(np.mean(walk.base)) or 1.0
+    along: list[np.ndarray] = []
     for rho in WAY:
-        losses = walk.to(with_rho(config, rho), extra).losses
-        skills.append((walk.base - losses) / unit)
-        gains.append(problem.baselines - losses)
+        along.append(walk.to(with_rho(config, rho), more).losses)
+        *losses, base, own = of_the_heard(along, walk.base, problem.baselines)
+        unit = float(np.mean(base)) or 1.0
+        skills, gains = [(base - loss) / unit for loss in losses], [own - loss for loss in losses]
         if len(skills) > PATIENCE and not any(_affordable(skills, price)[-PATIENCE:]):
             break
     average, worst = np.mean(skills, axis=1), worst_mean(np.array(gains), True)

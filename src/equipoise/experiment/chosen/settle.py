@@ -1,7 +1,7 @@
 """The settings of a run that say "choose": what they became, from the run's folder or by choosing now."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from equipoise.engines.kernel import Lost
 from equipoise.experiment import choice as default
 from equipoise.experiment import records
 from equipoise.experiment.chosen import effort, penalty, price
-from equipoise.experiment.chosen.folds import Walk
+from equipoise.experiment.chosen.walk import Walk, at_hand
 from equipoise.experiment.config import Config, section_of
 from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import build_problem, precision
@@ -65,39 +65,56 @@ def robust(config: Config) -> Config:
 
 def choose(config: Config, lost: Lost | None = None) -> Found:
     """What folds say, and with that what trial rounds do."""
-    outcome = _by_folds(robust(config)) if by_folds(config) else Found(())
+    outcome = _by_folds(config, lost) if by_folds(config) else Found(())
     if not default.tried_out(config):
         return outcome
     with precision(config):
         return outcome._replace(choices=(*outcome.choices, *effort.chosen(applied(config, outcome.choices), lost)))
 
 
-def _by_folds(config: Config) -> Found:
+def _by_folds(config: Config, lost: Lost | None) -> Found:
+    begun = start(config)
+    with precision(begun):
+        problem = build_problem(begun)
+        walk = at_hand(problem, penalty.scaled(begun, problem), config.run.seed, lost)
+        return Found(along(config, walk), vars(problem).get("own_fits"))
+
+
+def start(config: Config) -> Config:
+    """What the path is walked on: with numbers, which it scales."""
+    l2 = penalty.MIDDLE if config.model.l2 == "auto" else config.model.l2
+    begun = robust(config).model_copy(update={"personal": None})
+    begun = begun.model_copy(update={"model": config.model.model_copy(update={"l2": l2, "metric": "auto"})})
+    return begun if config.objective_price is None else price.with_rho(begun, price.WAY[0])
+
+
+def along(config: Config, walk: Walk) -> tuple[Choice, ...]:
     """l2 first, of the objective near the average where its price is asked for, and then the price."""
     choices: list[Choice] = []
-    l2 = penalty.MIDDLE if config.model.l2 == "auto" else config.model.l2
-    start = config.model_copy(update={"model": config.model.model_copy(update={"l2": l2, "metric": "none"})})
-    priced = config.objective_price is not None
-    with precision(config):
-        problem = build_problem(start)
-        walk = Walk(problem, config.run.seed)
-        more: object = 0.0
-        if config.model.l2 == "auto":
-            choice = penalty.chosen(price.with_rho(start, price.WAY[0]) if priced else start, walk)
-            choices.append(choice)
-            more = penalty.extra(config, problem, float(choice.value))
-        if priced:
-            choices.append(price.chosen(start, walk, more))
-    return Found(tuple(choices), vars(problem).get("own_fits"))
+    more = 0.0
+    if config.model.l2 == "auto":
+        choice = penalty.chosen(start(config), walk)
+        choices.append(choice)
+        more = penalty.more_of(float(choice.value))
+    if config.objective_price is not None:
+        choices.append(price.chosen(robust(config), walk, more))
+    return tuple(choices)
 
 
 def applied(config: Config, choices: Sequence[Choice]) -> Config:
-    for choice in choices:
-        section, key = choice.key.split(".")
-        if choice.key not in APPLIED:
-            continue  # of step sizes, which are found when the method is built
-        value = choice.value if APPLIED[choice.key] is float else int(choice.value)
-        update = {key: value} | ({"price": None} if section == "objective" else {})
+    return with_numbers(config, numbers_of(choices))
+
+
+def numbers_of(choices: Sequence[Choice]) -> dict[str, float]:
+    """By key; not step sizes, which are found when the method is built."""
+    return {choice.key: float(choice.value) for choice in choices if choice.key in APPLIED}
+
+
+def with_numbers(config: Config, numbers: Mapping[str, float]) -> Config:
+    """The configuration with what was chosen, by its key."""
+    for key, value in numbers.items():
+        section, name = key.split(".")
+        update = {name: APPLIED[key](value)} | ({"price": None} if section == "objective" else {})
         config = config.model_copy(update={section: getattr(config, section).model_copy(update=update)})
     return config
 
