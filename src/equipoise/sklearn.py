@@ -90,7 +90,8 @@ class EquipoiseClassifier(ClassifierMixin, _Estimator):
 
     def predict(self, X: Any, owners: Any = None) -> np.ndarray:
         """`owners` [rows]: whose each row is, who has a part of the model of its own; None: of new ones."""
-        return self.classes_[self.predict_proba(X, owners).argmax(1)]
+        chances = self.predict_proba(X, owners)
+        return self.classes_[chances.argmax(1)]
 
     def predict_proba(self, X: Any, owners: Any = None) -> np.ndarray:
         """The probability of each class, in the order of `classes_`."""
