@@ -26,6 +26,7 @@ def fields(tree: PyTree) -> list[str]:
     for path, _ in jax.tree.flatten_with_path(tree)[0]:
         words = [str(getattr(p, "name", getattr(p, "key", ""))) for p in path]
         last = next((word for word in reversed(words) if word), "values")
+        last = "summed" if "summed" in words else last  # whatever it is of
         names.append(WORDS.get(last, last.replace("_", " ")))
     return list(dict.fromkeys(names))
 
