@@ -53,6 +53,7 @@ def owners(folder, rows=90):
     return folder
 
 
+@pytest.mark.thorough(witness="searches/test_certificates.py::test_no_model_is_better_than_what_cuts_prove")
 def test_all_that_was_heard_proves_more_than_the_last_gradients(tmp_path, monkeypatch):
     """Never false, and the same run but for it."""
     given = {

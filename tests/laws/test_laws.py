@@ -85,7 +85,7 @@ def test_settings_may_be_traced(name):
     assert not np.allclose(build(name).model(first), build(name).model(second))
 
 
-@each_algorithm
+@each_kind
 def test_an_algorithm_compiles_once(name):
     """Whatever the number of rounds, the numbers in the data, who is lost, and whether a run is resumed."""
     chunks = []

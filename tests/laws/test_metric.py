@@ -10,7 +10,7 @@ import pytest
 import equipoise as eq
 from equipoise.algorithms import ALGORITHMS
 from equipoise.tasks.metric import gradients_of_model, stretch
-from tests.problems import DIM, KEY, N, each_kind, lose, start, unequal
+from tests.problems import DIM, KEY, N, each_kind, first, lose, start, unequal
 
 DUALS = {
     "chi2": lambda: eq.objectives.chi2(N, 0.1),
@@ -46,8 +46,12 @@ def test_it_starts_at_x_and_comes_down(name):
     assert float(dual.value(after)) < float(dual.value(before))
 
 
-@pytest.mark.parametrize("rank", [None, 2])
-@pytest.mark.parametrize("intercept", [False, True])
+CUTS = [(None, True), (2, True), (None, False), (2, False)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "intercept"), first(1, CUTS, "::test_what_clients_said_in_the_metric_is_of_x[None-True]")
+)
 def test_what_clients_said_in_the_metric_is_of_x(rank, intercept):
     """Points, losses and gradients are those of the plain task; a gradient's rounding is at most so much longer."""
     rng = np.random.default_rng(0)
