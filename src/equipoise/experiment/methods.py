@@ -101,7 +101,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Built
 
 
 def tried_step(config: Config, problem: Problem) -> str | None:
-    """The step size that a race finds: of networks, whose rows are at hand; None: there is none."""
+    """The setting that a race finds, for networks whose rows are at hand; None where nothing is raced."""
     raced = not problem.convex and step_sizes.at_hand(problem)
     auto = (key for key in ("local_lr", "lr") if getattr(config.algorithm, key, None) == "auto")
     return next(auto, None) if raced else None

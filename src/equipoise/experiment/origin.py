@@ -26,7 +26,7 @@ SHOWN = 5  # differences in a sentence
 
 
 class Origin(JsonRecord):
-    """Everything that has to be the same for a run to end bit for bit as if it had never stopped."""
+    """Everything that has to be the same for a resumed run to end bit for bit like an uninterrupted one."""
 
     settings: dict[str, str]  # "section.key" -> its value as JSON
     files: dict[str, str]  # silo file -> its size and digest

@@ -235,7 +235,7 @@ R = TypeVar("R", bound=JsonRecord)
 
 
 def marker(folder: Path) -> Marker | None:
-    """None where there is none: not a folder of ours, or one of a version before markers."""
+    """None for a folder without a marker: not one of ours, or of a version before markers."""
     path = folder / MARKER
     if not path.is_file():
         return None
@@ -376,7 +376,7 @@ def write_row_scores(path: Path, scores: RowScores) -> None:
 
 
 def read_row_scores(path: Path) -> RowScores | None:
-    """None where there are none: of a run of an earlier version, or over a network."""
+    """None for a run without them: of an earlier version, or over a network."""
     if not path.is_file():
         return None
     try:
@@ -388,7 +388,7 @@ def read_row_scores(path: Path) -> RowScores | None:
 
 
 def read_alone(folder: Path) -> AloneRecord | None:
-    """None where there is none: of a run that was not part of a comparison."""
+    """None for a run that was not part of a comparison."""
     path = folder / ALONE
     return read_record(path, AloneRecord) if path.is_file() else None
 

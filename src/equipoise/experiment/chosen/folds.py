@@ -91,7 +91,7 @@ def row_of(problem: Problem, shard: Any, i: int, unit: np.ndarray | None, metric
 
 
 def folds_of(i: int, size: int, unit: np.ndarray | None, rows: int) -> Int[np.ndarray, " rows"]:
-    """Of the i-th owner's rows; FOLDS where there is none."""
+    """The fold of each of the i-th owner's rows; padding has the number FOLDS, which is no fold."""
     of_row = np.arange(size) if unit is None else np.unique(unit, return_inverse=True)[1]
     fold = np.random.default_rng([i, 1]).permutation(of_row.max(initial=-1) + 1) % FOLDS
     return np.concatenate([fold[of_row], np.full(rows - size, FOLDS)]).astype(np.int32)
